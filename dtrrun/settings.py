@@ -11,7 +11,7 @@ determines how its text is parsed (`dtrrun.values`). A test requires that docs/g
 option of a single verb is a field of the class in that verb's file in `dtrrun/cli`.
 
 Standard library only: the launcher writes these settings into the environment of the target as one JSON text,
-and the injected runtime reads them there, perhaps in an environment that has no `dtrrun`.
+and the injected runtime reads them there, possibly in a Python environment without `dtrrun`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Option:
     key: str
     """`max_steps` for the option --max-steps, the variable DTRRUN_MAX_STEPS and the key in profiles."""
     field: str
-    """The field with its value: named like the key, except for `budget`."""
+    """The field that holds its value: named like the key, except for `budget`."""
     default: Any
     panel: str
     """Its heading in the help."""
@@ -65,7 +65,7 @@ class Option:
 
     @property
     def names(self) -> list[str]:
-        """Return its names on the command line, at least one; the last one of a switch turns it off."""
+        """Return its names on the command line; a switch's last one turns it off, unless `one_way`."""
         if self.argument:
             return [self.word]
         long = self.key.replace("_", "-")
@@ -89,7 +89,7 @@ class Option:
 def option(help: str, panel: str = "", default: Any = None, **more: Any) -> Any:
     """Declare a dataclass field that is an option. more: fields of `Option` that differ from the defaults.
 
-    By default the key is the field's name, its type determines how the text is read, and the reader has the
+    By default the key is the field's name, the field's type selects the reader, and the reader supplies the
     word.
     """
     return field(default=default, metadata={"option": {"help": help, "panel": panel, **more}})
@@ -234,7 +234,7 @@ class RuntimeSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RuntimeSettings | None:
-        """Return the settings from the launcher, or None if it has not started this process."""
+        """Return the settings from the launcher, or None if it did not start this process."""
         text = environ.get(VARIABLE)
         if not text:
             return None
@@ -242,6 +242,6 @@ class RuntimeSettings:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> RuntimeSettings:
-        """Make settings from the result of `asdict`, possibly of another version."""
+        """Make settings from the result of `asdict`, possibly from another version of dtrrun."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})

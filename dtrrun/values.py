@@ -1,4 +1,4 @@
-"""Parses the values of options, wherever they were written.
+"""Parses option values from every source.
 
 Standard library only: the training process also uses these readers, for the options of `dtrrun.budget`.
 """
@@ -29,7 +29,7 @@ class Reader:
     """Parses the text of a value. Raises ValueError with a message for the user.
 
     `word` is the placeholder for the value in the help, such as `PATH`; it is empty for a switch. `file`:
-    whether the value is the path of a file to read, which is relative to the profile in a profile.
+    whether the value is the path of a file to read; in a profile, it is relative to the profile.
     """
 
     word: str
@@ -41,7 +41,7 @@ class Reader:
 
 
 def reader(word: str, file: bool = False) -> Callable[[Callable[[str], Any]], Reader]:
-    """Make a function a `Reader` of values that the help calls `word`."""
+    """Turn a function into a `Reader` whose placeholder in the help is `word`."""
     return lambda read: Reader(word, read, file)
 
 
@@ -69,7 +69,7 @@ def choice(*names: str) -> Reader:
 
 
 def whole_number(least: int | None = None) -> Reader:
-    """A whole number, of at least `least`."""
+    """A whole number, at least `least` if given."""
 
     @reader("N")
     def read(text: str) -> int:
@@ -136,14 +136,14 @@ def named_heuristic(text: str) -> str:
 
 @reader("eager")
 def deallocation(text: str) -> str:
-    """A name from the paper, of which the runtime supports one."""
+    """A policy from the paper; the runtime supports only `eager`."""
     if choice("eager", "banish", "ignore")(text) != "eager":
         raise ValueError(f"{text} works in the simulator only; use eager")
     return text
 
 
 def existing_file(text: str) -> str:
-    """The absolute path of a readable file, since the target may change its folder. Raises ValueError."""
+    """Return a readable file's absolute path: the target may change its folder. Raises ValueError."""
     if not text:
         raise ValueError("the path is empty")
     path = os.path.abspath(os.path.expanduser(text))
@@ -162,7 +162,7 @@ def existing_file(text: str) -> str:
 def costs(text: str) -> str:
     """The absolute path of a file of costs.
 
-    The training process, which knows its device, checks the content.
+    The content is checked in the training process, which knows its device.
     """
     import gzip
     import json
@@ -199,14 +199,14 @@ def anything(text: str) -> str:
 
 @reader("SIZE")
 def amount(text: str) -> str:
-    """A size, or a percentage of something known only later. Returns the text itself if it is either."""
+    """A size, or a percentage of an amount known only later. Returns the text unchanged."""
     parse_size(text, lambda: 1 << 40)
     return text
 
 
 @reader("NAME[,NAME...]")
 def heuristics(text: str) -> list[str]:
-    """`paper` and `ablations` stand for several, `portfolio` for the best of many."""
+    """Names; `paper` and `ablations` stand for several heuristics, `portfolio` for the best of many."""
     names: list[str] = []
     for name in map(str.strip, OUTSIDE_BRACKETS.split(text)):
         names += GROUPS.get(name) or [named_heuristic(name)]
@@ -235,13 +235,13 @@ def _budget(text: str) -> float | int:
 
 
 def choices(*names: str) -> Reader:
-    """Several of `names`."""
+    """One or more of `names`."""
     one = choice(*names)
     return Reader("NAME[,NAME...]", lambda text: list(dict.fromkeys(map(one, _parts(text)))))
 
 
 def whole_numbers(least: int) -> Reader:
-    """Several, in order."""
+    """One or more whole numbers, sorted."""
     one = whole_number(least)
     return Reader("N[,N...]", lambda text: sorted(set(map(one, _parts(text)))))
 

@@ -1,4 +1,4 @@
-"""Tells setuptools that the wheel is for one Python and one kind of machine: it has binaries (wheels.py)."""
+"""Tells setuptools that the wheel is specific to a Python and a platform: it has binaries (wheels.py)."""
 
 from setuptools import Distribution, setup
 

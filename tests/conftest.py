@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-# As the Makefile does, and before PyTorch is imported. A child of os.fork() would wait forever for threads of
-# OpenMP's that it does not have.
+# As the Makefile does, and before PyTorch is imported. A child of os.fork() would wait forever for OpenMP
+# threads that it does not have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from dtrrun.monitor.gpus import choose
 from dtrrun.native import build
 
-# A shell's background job, and nohup, start with these ignored, and so would every process of a test.
+# Background jobs of a shell, and nohup, start with these ignored, and every test process would inherit it.
 USUAL = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGQUIT: signal.SIG_DFL,
@@ -28,7 +28,7 @@ for number, handler in USUAL.items():
 
 @pytest.fixture(autouse=True)
 def sessions_of_the_cpu(monkeypatch):
-    """The programs compute on the CPU: their sessions are there, unless a test names another device."""
+    """Put sessions on the CPU, where the programs compute, unless a test names another device."""
     if "torch" in sys.modules:
         monkeypatch.setattr(
             "dtrrun.runtime.device.choose_by_name",
@@ -38,9 +38,9 @@ def sessions_of_the_cpu(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_searches(monkeypatch, request):
-    """A session in its default chooses as in its first steps, unless a test is marked `learns`.
+    """Keep the heuristic of the first steps in a default session, unless a test is marked `learns`.
 
-    A search would take a processor from the other tests, and what it finds depends on their speed.
+    A search would take a processor from the other tests, and its result would depend on their speed.
     """
     if "torch" in sys.modules and not request.node.get_closest_marker("learns"):
         monkeypatch.setattr("dtrrun.runtime.optional.learning", lambda *_: None)
@@ -48,7 +48,7 @@ def no_searches(monkeypatch, request):
 
 @pytest.fixture(autouse=True)
 def cheap_collections():
-    """Sessions collect garbage before they give up: not that of the whole test run, hundreds of times."""
+    """Keep the objects of the whole test run out of the collections that sessions make before errors."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -83,6 +83,6 @@ def extension():
 
 @pytest.fixture(autouse=True)
 def spoiled():
-    """What is evicted is overwritten, so that whoever still reads at its former address gets other bits."""
+    """Overwrite what is evicted, so that reads at its former address get other bits."""
     if "torch" in sys.modules:
         build.load(print).spoil_evicted(True)

@@ -1,11 +1,11 @@
 """The policy as the paper defines it, without caches and bounds: what `dtrrun/core/policy` must choose.
 
-It must be told what happens, like a policy (`dtrrun.core.backend.Policy`). Each choice scores all nodes, and
-each score follows the definitions of Sec. 4.1 and App. C: so it takes long, and says what is meant. Beside
-the paper's:
+It must be notified of events, like a policy (`dtrrun.core.backend.Policy`). Each choice scores all nodes, and
+each score follows the definitions of Sec. 4.1 and App. C, so it is slow but literal. Additions to the
+paper:
 
-- What the program has released is *dormant* while nothing evicted is computed from it: it costs what depends
-  on it, and is in no other neighbourhood (`core/policy/evicted.h`).
+- What the program has released is *dormant* while nothing evicted is computed from it: it adds to the cost of
+  what depends on it, and is in no other neighbourhood (`core/policy/evicted.h`).
 - A neighbourhood ẽ* goes no further than to `DORMANT` dormant storages; beyond that they count as evicted.
 """
 
@@ -40,17 +40,17 @@ class Absent:
         self.cost = node.cost
         self.inputs = [id(source) for source in node.inputs or ()]
         self.dormant = True
-        self.depth = 1  # at least as many dormant storages as it is computed from, with itself
-        self.component: list[Absent] = [self]  # of ẽ*, which all of its members have
+        self.depth = 1  # at least the number of dormant storages it is computed from, itself included
+        self.component: list[Absent] = [self]  # of ẽ*, shared by all of its members
 
 
 class ModelForesight(Foresight):
-    """Says, too, when storages are used: as `bindings/foresight.h` must."""
+    """Also says when storages are used, as `bindings/foresight.h` must."""
 
     def next_use(self, node: Any) -> int | None:
         """Return when the program uses `node` next; None if it does not.
 
-        For unknown nodes: half a step ahead.
+        For unknown nodes, return half a step ahead.
         """
         position = self.position
         assert position is not None
@@ -141,7 +141,7 @@ class ModelPolicy:
             gone.component.remove(gone)  # the others stay connected, as in the paper
 
     def _evict(self, node: Node) -> None:
-        """Everything dormant that it is computed from will have to be rematerialized with it."""
+        """Mark a node, and everything dormant that it is computed from, as needing rematerialization."""
         own = self._of(node) or self._enter(node)
         if not own.dormant:
             return
@@ -163,13 +163,13 @@ class ModelPolicy:
         return self._absent.get(id(node))
 
     def _children(self, node: Node) -> list[Absent]:
-        """The evicted dependents of a node."""
+        """Return the evicted dependents of a node."""
         if node.inputs is None:
             return []
         return [one for one in self._absent.values() if not one.dormant and id(node) in one.inputs]
 
     def _ancestors(self, node: Node, through: Callable[[Absent], bool] = lambda _: True) -> list[Absent]:
-        """All that is absent above a node, as far as what is absent leads."""
+        """Return all absent ancestors of a node that a chain of absent storages leads to."""
         found: list[Absent] = []
         pending = list(node.inputs or ())
         while pending:
@@ -232,7 +232,7 @@ class ModelPolicy:
         score = (cost if of_cost else 1) / ((node.nbytes if of_size else 1) * staleness**of_staleness)
         factor = (
             heuristic.released if node.released else 1.0
-        )  # of its own, so that it is rounded as in the core
+        )  # a separate factor, so that it is rounded as in the core
         if self.foresight is not None and self.foresight.position is not None:
             following = self._next_use(node, self.foresight)
             away = self.foresight.horizon if following is None else following - self.foresight.position
@@ -241,6 +241,6 @@ class ModelPolicy:
 
     def _next_use(self, node: Node, foresight: ModelForesight) -> int | None:
         nodes = [node]
-        if self.heuristic.neighbourhood in ("ancestors", "e_star"):  # for an evicted descendant, too
+        if self.heuristic.neighbourhood in ("ancestors", "e_star"):  # an evicted descendant's use counts, too
             nodes += [found for one in self._descendants(node) if (found := one.node()) is not None]
         return min((time for one in nodes if (time := foresight.next_use(one)) is not None), default=None)

@@ -1,4 +1,4 @@
-"""Lets Python run again what the extension would."""
+"""Makes Python run replays that the extension would run."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from dtrrun.runtime.execute import Executor
 
 
 def use_python_replays(patch: pytest.MonkeyPatch) -> None:
-    """From now on, recorded operators are run again by Python: those of new sessions."""
+    """Make Python replay recorded operators, in new sessions."""
     patch.setattr(Executor, "in_python", True)

@@ -1,4 +1,4 @@
-"""What `core/history.h` and `core/copies.h` look for among all versions, as it is defined."""
+"""The definitions of what `core/history.h` and `core/copies.h` look for among all versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def held_bytes(versions: Iterable[Any]) -> int:
 
 def carried(versions: Iterable[Any], cut_age: int) -> list[Any]:
     def from_before(source: Any) -> bool:
-        """It is needed, released, and from before the cut; or what it is computed from is."""
+        """Return true if it is needed, released, and from before the cut; or if one of its inputs is."""
         if source.alive or source.operation is None:
             return False
         return source.age < cut_age or any(map(from_before, source.inputs))
@@ -40,13 +40,13 @@ def mutated(versions: Iterable[Any], age: int, trusted: list[Any]) -> list[Any]:
 def _since(versions: Iterable[Any], age: int) -> Iterator[Any]:
     for one in reversed(list(versions)):
         if one.age < age and one.mutations == 0:
-            return  # older ones come next
+            return  # only older ones follow
         if one.operation is not None:
             yield one
 
 
 def weigh(versions: Iterable[Any]) -> tuple[set[int], int]:
-    """What belongs together is a group: what the program has, what it is computed from, its weights."""
+    """Group what the program holds with what it is computed from and its weights; choose what to copy."""
     listed, seen = list(versions), dict[int, Any]()
     group = {id(one): {id(one)} for one in listed}
 

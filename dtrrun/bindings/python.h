@@ -118,18 +118,8 @@ class Slot {
     offset_ = reinterpret_cast<PyMemberDescrObject*>(descriptor.get())->d_member->offset;
   }
   PyObject* get(PyObject* object) const { return at(object); }
-  bool is_none(PyObject* object) const { return at(object) == Py_None; }
   bool is_true(PyObject* object) const { return at(object) == Py_True; }
   int64_t number(PyObject* object) const { return as_number(at(object)); }
-  void set(PyObject* object, PyObject* borrowed) const {
-    Py_INCREF(borrowed);
-    take(object, borrowed);
-  }
-  void take(PyObject* object, PyObject* owned) const {
-    PyObject* before = std::exchange(at(object), owned);
-    Py_XDECREF(before);
-  }
-  void set_number(PyObject* object, int64_t number) const { take(object, PyLong_FromLongLong(number)); }
 
  private:
   PyObject*& at(PyObject* object) const {

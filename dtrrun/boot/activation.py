@@ -11,7 +11,7 @@ from dtrrun.settings import RuntimeSettings
 
 
 def activate() -> None:
-    """Start the runtime here, and arrange it for child processes. An error raised here ends the process."""
+    """Start the runtime here, and prepare to start it in child processes. An error ends the process."""
     from dtrrun import runtime
 
     if why := runtime.unsupported():
@@ -23,7 +23,7 @@ def activate() -> None:
 
 
 def _start() -> None:
-    """Start the runtime, once in a process: this is called twice in a spawned child, once in a forked one."""
+    """Start the runtime once per process: this is called twice in a spawned child, once in a forked one."""
     from dtrrun import runtime
 
     global _started_in

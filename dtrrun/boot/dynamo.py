@@ -1,16 +1,16 @@
-"""Leaves out PyTorch's import of `torch._dynamo`, the front end of its compiler, until something needs it.
+"""Defers PyTorch's import of `torch._dynamo`, the front end of its compiler, until something needs it.
 
-Making an optimizer imports it, which takes as long as `import torch`. The optimizer's methods only tell
-Dynamo not to compile them (`torch._disable_dynamo`), or to stop there (`graph_break`). Before Dynamo has been
-imported, nothing is compiled, and telling it has no effect. So until then these methods run without it. When
-anything else imports Dynamo, all that is done here is undone, and PyTorch does as it always does.
+Constructing an optimizer imports it, which takes as long as `import torch`. The optimizer's methods only tell
+Dynamo not to compile them (`torch._disable_dynamo`), or to break the graph there (`graph_break`). Until
+Dynamo is imported, nothing is compiled, so neither has any effect, and these methods run without it. When
+anything else imports Dynamo, all changes made here are undone, and PyTorch behaves as usual.
 
-PyTorch's functions for shapes, which the runtime calls, import Dynamo for the same reason, and are treated in
-the same way. Others are not: `checkpoint` warns with the line of its caller, which is Dynamo's. A program
-sees no difference, apart from `sys.modules`, and from tracebacks through an optimizer's methods, which lack
-the frame of Dynamo's.
+PyTorch's shape functions, which the runtime calls, import Dynamo for the same reason, and are treated the
+same way. Other functions are not: `checkpoint` warns with the line of its caller, which is in Dynamo. A
+program sees no difference, except in `sys.modules`, and in tracebacks through an optimizer's methods, which
+lack Dynamo's frame.
 
-Depends on the code of two functions of PyTorch's, the same since 2.6. If it is different, the import stays.
+Depends on the code of two PyTorch functions, unchanged since 2.6. If it differs, the import is not deferred.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dtrrun.boot.path._dtrrun_hook import AfterImport
 
 DYNAMO = "torch._dynamo"
 CACHE = "__dynamo_disable"
-"""The attribute of a function in which `torch._disable_dynamo` keeps what Dynamo has made of it."""
+"""The function attribute in which `torch._disable_dynamo` caches Dynamo's wrapper of the function."""
 
 MODULES = ("torch.optim.optimizer", "torch._prims_common.wrappers")
 """The functions in these modules run without Dynamo."""
@@ -38,7 +38,7 @@ Undo = Callable[[], object]
 
 
 def put_off() -> None:
-    """Leave the import out from now on. To be called when torch has been imported."""
+    """Defer the import from now on. Call this once torch has been imported."""
     if DYNAMO in sys.modules:
         return
     undo = [*_disable_nothing(), *_break_no_graph()]
@@ -51,9 +51,9 @@ def put_off() -> None:
 
 
 def _disable_nothing() -> Iterator[Undo]:
-    """Let `torch._disable_dynamo` call the functions of `MODULES` as they are.
+    """Make `torch._disable_dynamo` call the functions of `MODULES` directly.
 
-    It reads its cache by `getattr`, a name that Python looks up in the function's module first.
+    It reads its cache with `getattr`, a name that Python looks up among the globals of its module first.
     """
     names = _names("torch._compile")
     code = _made_by(names.get("_disable_dynamo"), "inner")
@@ -73,7 +73,7 @@ def _disable_nothing() -> Iterator[Undo]:
 
 
 def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call the function with one frame between, as Dynamo does: warnings count frames."""
+    """Call the function with one frame in between, as Dynamo does: warnings count frames."""
     from dtrrun.runtime.tracebacks import hide
 
     try:
@@ -84,13 +84,13 @@ def _call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _break_no_graph() -> Iterator[Undo]:
-    """Let the `step` of each optimizer run without Dynamo."""
+    """Make the `step` of each optimizer run without Dynamo."""
     names = _names("torch.optim.optimizer")
     code = _made_by(names.get("_use_grad_for_differentiable"), "_use_grad")
     if code is None or not INSTEAD.keys() <= {*code.co_names}:
         return
     if any(isinstance(constant, (str, tuple)) for constant in {*code.co_consts} - {"differentiable"}):
-        return  # arguments, perhaps of `graph_break`
+        return  # arguments, possibly of `graph_break`
     ours = code.replace(co_names=tuple(INSTEAD.get(name, name) for name in code.co_names))
     for optimizer in _names("torch.optim").values():
         step = vars(optimizer).get("step") if isinstance(optimizer, type) else None
@@ -100,7 +100,7 @@ def _break_no_graph() -> Iterator[Undo]:
 
 
 def _restore(function: FunctionType, ours: CodeType, code: CodeType) -> None:
-    if function.__code__ is ours:  # other code may have exchanged it since
+    if function.__code__ is ours:  # other code may have replaced it since
         function.__code__ = code
 
 
@@ -117,16 +117,16 @@ def _made_by(maker: Any, name: str) -> CodeType | None:
 
 
 class _Additions:
-    """What the import of Dynamo would have added to PyTorch's packages: reading it imports Dynamo.
+    """Attributes that importing Dynamo would have added to PyTorch's packages: reading one imports Dynamo.
 
-    A program may read `torch.distributed.fsdp` once it has made an optimizer, without an import of its own.
+    After constructing an optimizer, a program may read `torch.distributed.fsdp` without importing it.
     """
 
     def __init__(self) -> None:
         self._packages: list[ModuleType] | None = None
 
     def watch(self) -> None:
-        """Begin. Called when Dynamo would be imported."""
+        """Watch for reads from now on. Called where PyTorch would import Dynamo."""
         if self._packages is None:
             self._packages = [module for name, module in [*sys.modules.items()] if _is_package(name, module)]
             for package in self._packages:
@@ -138,7 +138,7 @@ class _Additions:
 
 
 def _is_package(name: str, module: Any) -> bool:
-    """Return whether it is one of PyTorch's, without a `__getattr__` of its own."""
+    """Return whether it is a package of PyTorch that defines no `__getattr__`."""
     return (
         name.startswith("torch.")
         and type(module) is ModuleType
@@ -148,7 +148,7 @@ def _is_package(name: str, module: Any) -> bool:
 
 
 def _add(package: ModuleType, name: str) -> Any:
-    """Return an attribute that is missing now."""
+    """Return a missing attribute, if importing Dynamo adds it."""
     asks = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
     if asks not in IMPORTING and not name.startswith("__"):
         import_module(DYNAMO)
@@ -158,4 +158,4 @@ def _add(package: ModuleType, name: str) -> Any:
 
 
 IMPORTING = ("importlib", "torch")
-"""These go on to import what is missing, or are in the middle of importing it."""
+"""Packages whose code imports a missing attribute itself, or is in the middle of importing it."""

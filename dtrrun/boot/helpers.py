@@ -1,7 +1,7 @@
-"""Wraps the functions that identify a process as a helper, in order to end the runtime there first.
+"""Wraps the functions that identify a process as a helper, so that the runtime ends before they run.
 
 A data-loader worker makes batches and torchrun's agent supervises processes: neither trains. Both import
-torch earlier, so the runtime has been started. Needed until PyTorch marks such processes itself.
+torch before that, so the runtime has started. Needed until PyTorch marks such processes itself.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import ModuleType
 
 HELPERS = {
-    "torch.utils.data._utils.worker": "_worker_loop",  # looked up at each start of a worker
+    "torch.utils.data._utils.worker": "_worker_loop",  # looked up whenever a worker starts
     "torch.distributed.launcher.api": "launch_agent",  # torchrun, and accelerate with several processes
-    "accelerate.commands.launch": "launch_command",  # accelerate with one: it starts the script and waits
+    "accelerate.commands.launch": "launch_command",  # accelerate with one: starts the script and waits
 }
 
 

@@ -1,6 +1,6 @@
 """Tries a binary of the native extension: does a small network train to the same bits inside a budget?
 
-Run by a child of the process that would load the binary (`native/shipped.py`). Prints "works" if it does. Its
+Run in a child of the process that would load the binary (`native/shipped.py`). Prints "works" if it does. Its
 arguments: the binary, and the parent's `sys.path` as JSON.
 """
 
@@ -18,7 +18,7 @@ STEPS = 3
 
 
 def main(binary: str, path: str) -> None:
-    """Raises what went wrong, if nothing crashes."""
+    """Run the trial. Raises an exception if it fails without crashing."""
     sys.path[:] = json.loads(path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     _find_own_package()
@@ -31,7 +31,7 @@ def main(binary: str, path: str) -> None:
     dynamo.put_off()
     torch.set_num_threads(1)
     try:
-        building.import_from(compiling.NAME, Path(binary))  # sessions take what has been imported
+        building.import_from(compiling.NAME, Path(binary))  # sessions use what has been imported
     except building.CannotBuild as error:
         sys.exit(error.why)
     rule = {"device": "cpu", "heuristic": "h_dtr_eq"}
@@ -66,7 +66,7 @@ def train() -> list[str]:
 
 
 def _find_own_package() -> None:
-    """Make `dtrrun` the package of this file, whatever is installed here."""
+    """Make `dtrrun` refer to the package of this file, even if another one is installed."""
     spec = spec_from_file_location(
         "dtrrun", PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
     )

@@ -1,6 +1,6 @@
-"""A verb as a typer command, made from the verb's table of options, its docstring and its examples.
+"""Makes a verb's typer command from its table of options, its docstring and its examples.
 
-A verb is a file of this folder, with a dataclass and a function: `class Smoke`, `def smoke(given, target)`.
+A verb is a file in this folder, with a dataclass and a function: `class Smoke`, `def smoke(given, target)`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtrrun.settings import Option, rows
 
 
 def of_run(*keys: str, panel: str = "") -> Any:
-    """Declare a field for the given options of a run, by their keys: for `collect`."""
+    """Declare a field that holds the given options of a run by key, as `collect` takes them."""
     shown = [OPTIONS[key] for key in keys]
     return field(
         default_factory=dict, metadata={"of_run": [replace(row, panel=panel or row.panel) for row in shown]}
@@ -40,7 +40,7 @@ def options_of(verb: str) -> list[Option]:
 
 
 def given_to(verb: str, typed: Mapping[str, Any]) -> Any:
-    """Return the verb's dataclass with what was typed: texts, booleans for switches, None if not given.
+    """Return the verb's dataclass. typed: by key, texts, booleans for switches, None if not given.
 
     Raises LaunchError, which names the option, for an invalid text.
     """
@@ -56,9 +56,9 @@ def given_to(verb: str, typed: Mapping[str, Any]) -> Any:
 
 
 def command_of(verb: str) -> Any:
-    """Return typer's command.
+    """Return the verb's typer command.
 
-    It is called with words, and returns values by option key, or prints the help.
+    Called with words, it returns values by option key, or prints the help.
     """
     module = import_module(f"dtrrun.cli.{verb}")
     parameters = [_parameter(row) for row in options_of(verb)]

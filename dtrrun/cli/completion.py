@@ -7,7 +7,7 @@ incomplete. The first line of the answer is
 - `target N`, if the Nth word begins the target: the shell completes as if the command line began there;
 - else `words`, or `files` if files are meant as well.
 
-The other lines are the words to choose from, with what they mean where the shell can show it.
+The other lines are the words to choose from, with their meaning where the shell can show it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 BREAKS = ("=", ":")
 
 PLACES = ("PATH", "FOLDER", "LOG", "RUN")
-"""In the word for an option's value: that it is a file's name."""
+"""Words in an option's placeholder that mean a file name."""
 
 Words = Iterable[tuple[str, str]]
 """Words to choose from, and what each means."""
@@ -105,8 +105,8 @@ def answer(words: Sequence[str], shell: str) -> list[str]:
 def complete(before: Sequence[str], incomplete: str) -> tuple[int | None, bool, Words]:
     """Return what may follow the words `before`, in place of `incomplete`.
 
-    That is the place of the target's first word, if the target has begun; else whether files are meant, and
-    which words.
+    If the target has begun, that is the index of its first word; else None, whether file names may follow,
+    and which words.
     """
     verb, rest = "run", list(before)
     options, target = split(rest, verb)
@@ -117,7 +117,7 @@ def complete(before: Sequence[str], incomplete: str) -> tuple[int | None, bool, 
     if any(row.argument for row in table):  # its options may follow other words
         options, target = rest, []
     if target:
-        python = target[0].startswith("-")  # -m, -c: nothing that a shell knows
+        python = target[0].startswith("-")  # -m, -c: nothing that a shell can complete
         return (None, True, []) if python else (len(before) - len(target), False, [])
     if len(options) < len(rest):  # after `--`
         return None, True, []
@@ -136,7 +136,7 @@ def complete(before: Sequence[str], incomplete: str) -> tuple[int | None, bool, 
 
 
 def _values(row: Option) -> tuple[bool, Words]:
-    """Return whether an option takes a file, and which words."""
+    """Return whether an option takes a file name, and which words."""
     if row.key == "heuristic":
         return False, [(name, "") for name in (AUTO, *HEURISTIC_NAMES)]
     if row.key == "device":
@@ -168,7 +168,7 @@ def _joined(words: Sequence[str]) -> tuple[list[str], list[int]]:
 
 
 def _line(word: str, what: str, incomplete: str, shell: str) -> str:
-    if shell == "bash":  # which replaces what is behind the last break
+    if shell == "bash":  # which replaces only what follows the last break
         cut = max(incomplete.rfind(mark) for mark in BREAKS) + 1
         return word[cut:]
     if shell == "zsh":

@@ -81,7 +81,7 @@ def doctor(given: Doctor, target: Sequence[str]) -> int:
 
 
 def _device(device: str, torch: Mapping[str, Any], nvml: Any) -> str:
-    """Return the device of a run. torch: the result of the probe, which has asked CUDA itself."""
+    """Return the device of a run. torch: the result of the probe, which queried CUDA itself."""
     count = torch.get("count", 0)
     if device == "auto":
         build = build_of(SimpleNamespace(**torch))
@@ -103,7 +103,7 @@ def examine(device: str, python: str, nvml: Any = None) -> dict[str, Any]:
     except NvmlUnavailable as why:
         nvml, error = None, str(why)
     try:
-        ladder = Ladder(nvml)  # before the probe has a context
+        ladder = Ladder(nvml)  # before the probe creates a context
         with probed(python, device) as torch:
             seen = source_for(ladder, torch)
         told: dict[str, Any] = (

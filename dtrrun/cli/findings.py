@@ -188,7 +188,7 @@ def _allocator(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _source(facts: dict[str, Any]) -> Iterator[Finding]:
     if facts["source"] in ("nvml_pid", "kfd_pid") or (facts["driver"]["error"] and not facts["torch"]["hip"]):
-        return  # without NVML, that it is estimated has been said
+        return  # without NVML, another finding says that figures are estimated
     if facts["container"]:
         do = (
             "start the container with --pid=host, so that the driver's process ids match those in the "

@@ -1,6 +1,6 @@
-"""The command `dtrrun`: determines the verb and its options, and shows errors.
+"""The command `dtrrun`: determines the verb and its options, and reports errors.
 
-Our options end at the first word that is not one. A verb is one of VERBS, each a file of this folder; if that
+Our options end at the first word that is not one. A verb is one of VERBS, each a file in this folder; if that
 word is not a verb, the verb is `run` and the word begins the target.
 """
 
@@ -33,7 +33,7 @@ BEGIN = (
     "  dtrrun doctor                              (check this machine)",
     "dtrrun --help shows all options and verbs",
 )
-"""What `dtrrun` alone says."""
+"""Printed by `dtrrun` without arguments."""
 TARGETS = ("-m", "-c")  # these begin a Python target, although they look like options
 
 # Typer does not export the base class of its usage errors.
@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         discard(1)  # rich, which prints the help, exits with 1 if its reader has closed the pipe
         status = 0
     except Exception as error:
-        from dtrrun.native.building import CannotBuild  # here, since it takes some ms
+        from dtrrun.native.building import CannotBuild  # imported here, since it takes some ms
 
-        if isinstance(error, CannotBuild):  # the simulator's core
+        if isinstance(error, CannotBuild):  # of the simulator's core
             say(f"error: {error}")
         elif os.environ.get("DTRRUN_DEBUG"):
             raise

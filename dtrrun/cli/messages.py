@@ -20,7 +20,7 @@ def say(message: str) -> None:
 
 
 def as_line(message: str) -> str:
-    """Remove line ends, and what a terminal would interpret as a command."""
+    """Return one line with our name, without anything that a terminal would interpret as a command."""
     return plain(" ".join(f"dtrrun: {message}".split()), LONGEST)
 
 
@@ -59,7 +59,7 @@ def to_stdout() -> Iterator[None]:
 def discard(descriptor: int) -> None:
     """Redirect further output to /dev/null.
 
-    Otherwise the rest of Python's buffer would fail again when the interpreter ends.
+    Otherwise flushing the rest of Python's buffer would fail again at interpreter exit.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)

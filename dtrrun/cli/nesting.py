@@ -1,7 +1,7 @@
-"""A dtrrun run by another one: `dtrrun dtrrun train.py`, or a script that calls dtrrun.
+"""Handles a dtrrun inside another one: `dtrrun dtrrun train.py`, or a script that calls dtrrun.
 
 A process runs under one session, that of the innermost dtrrun. The outer one is notified, so that it does not
-report its own absence as an error.
+report as an error that no process ran under it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def inside_another(
 ) -> Options:
     """Return `options` adapted to an outer dtrrun, which is notified; unchanged if there is none.
 
-    Of two budgets for one kind of device the smaller one applies, so that both hold, and a line reports
-    which. limits: False for verbs that must measure without the outer one's budget.
+    If both have a budget for the same kind of device, the smaller one applies, so that both hold, and a line
+    reports which. limits: False for verbs that must measure without the outer one's budget.
     """
     outer = _told(environ)
     if outer is None:

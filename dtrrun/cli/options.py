@@ -1,6 +1,6 @@
 """All options of a run, and the sources of their values.
 
-In order of precedence: the command line, the environment, the profile named by these two, `[tool.dtrrun]` of
+In order of precedence: the command line, the environment, the profile named by either, `[tool.dtrrun]` of
 the nearest pyproject.toml, and the profile named there (or `default`). `dtrrun.settings` explains how to add
 an option.
 """
@@ -98,7 +98,7 @@ def collect(
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
 ) -> Options:
-    """Return the options from all of their sources. command_line: has keys of OPTIONS, None if not given.
+    """Return the options from all sources. command_line: values by key of OPTIONS, None if not given.
 
     Raises LaunchError with the place of the first invalid value.
     """

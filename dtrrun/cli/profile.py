@@ -1,4 +1,4 @@
-"""The verb `profile`: which budgets a program works in, and what each costs."""
+"""The verb `profile`: in which budgets a program works, and what each costs."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> in
 
 
 def _at_minimum(result: dict[str, Any], name: str, words: Sequence[str]) -> list[str] | None:
-    """Return the command for the minimum, with its heuristic and costs; None if that is recommended."""
+    """Return the command for the minimum budget, with its heuristic; None if unknown or recommended."""
     minimum = result["minimum_bytes"]
     if minimum in (None, result["recommended_bytes"]) or result["minimum_heuristic"] is None:
         return None
@@ -236,7 +236,7 @@ def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
 
 
 def _run(search: Study | Variation, quiet: bool) -> int:
-    """Run it with a progress bar. Returns the signal that interrupted it, or 0. Raises as its `run`."""
+    """Run `search` with a progress bar. Returns the signal that interrupted it, or 0. Raises as its `run`."""
 
     def attend(one: Study | Variation) -> None:
         bar.update(one.now, one.seconds, one.left)
@@ -247,7 +247,7 @@ def _run(search: Study | Variation, quiet: bool) -> int:
     try:
         with Bar(sys.stderr, quiet=quiet) as bar, interrupting() as came:
             search.run()
-    except KeyboardInterrupt as interrupt:  # perhaps one that came when all was done
+    except KeyboardInterrupt as interrupt:  # possibly after the search was done
         return number_of(interrupt)
     return 0
 
@@ -258,7 +258,7 @@ def _interrupted(number: int) -> int:
 
 
 def _script_failed(trial: Trial) -> int:
-    """Show its own output, and return its exit status."""
+    """Show the program's own output, and return its exit status."""
     show_tail(trial.tail)
     status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
     why = trial.absent or ("see above" if trial.tail else "")

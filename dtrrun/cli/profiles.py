@@ -29,10 +29,10 @@ class Given:
     text: str
     where: str
     folder: Path = Path()
-    """The base of the path of a file to read: the folder of the profile."""
+    """The profile's folder, to which the path of a file to read is relative."""
 
     def read(self, read: Callable[[str], Any]) -> Any:
-        """Return the value, by a reader of `dtrrun.values` or a similar function. Raises LaunchError."""
+        """Parse the value with a reader of `dtrrun.values` or a similar function. Raises LaunchError."""
         relative = isinstance(read, Reader) and read.file and self.text
         try:
             return read(str(self.folder / Path(self.text).expanduser()) if relative else self.text)

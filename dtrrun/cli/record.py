@@ -110,7 +110,7 @@ def _ended(part: Path, path: Path, options: Options, status: int, step: str, lef
 def _moved(part: Path, path: Path, options: Options, status: int, step: str, left: Sequence[Snapshot]) -> int:
     if not part.exists():
         if not left and status == FAILED:
-            return status  # it has been reported why nothing ran under dtrrun
+            return status  # why nothing ran under dtrrun has been reported
         why = f"the program ended before the end of step {step}"
         if not any(one.counters["steps"] for one in left):
             why = "the program made no optimizer step"

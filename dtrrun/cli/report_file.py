@@ -18,7 +18,7 @@ from dtrrun.cli.messages import say, to_stdout
 from dtrrun.launch.errors import FAILED, LaunchError
 
 NUMBERS = re.compile(r"\[\n[-+\d.eE,\s]*\n\s*\]")
-"""A list of numbers over several lines; never inside a string, where JSON has no line ends."""
+"""A list of numbers over several lines; never matches in a string, since JSON allows no line ends there."""
 
 
 def refuse_one_path_twice(paths: Mapping[str, str | None]) -> None:
@@ -35,7 +35,7 @@ def refuse_one_path_twice(paths: Mapping[str, str | None]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise LaunchError if a file, whose folders will be made, could not be written there."""
+    """Raise LaunchError if no file can be written there. Missing folders will be created."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -80,8 +80,8 @@ def report_writer(path: str | None, option: str = "--json") -> Iterator[Callable
 def file_writer(path: str | None, option: str) -> Iterator[Callable[[Iterable[bytes]], None]]:
     """Yield a function that writes pieces to `path`: a file (mode 0600 if new), `-` for stdout, or none.
 
-    A file is opened at once, and keeps its old content until something is written. A new file that is never
-    written is removed. Raises LaunchError, which names `option`, if it cannot be written.
+    A file is opened immediately, and keeps its old content until something is written. A new file that is
+    never written is removed. Raises LaunchError, which names `option`, if it cannot be written.
     """
     if path is None:
         yield lambda pieces: None
@@ -115,7 +115,7 @@ def file_writer(path: str | None, option: str) -> Iterator[Callable[[Iterable[by
 
 
 def _encoded(report: dict[str, Any]) -> bytes:
-    """Put each list of numbers on one line: a timeline has thousands."""
+    """Encode as JSON, with each list of numbers on one line: a timeline has thousands."""
     text = json.dumps(report, indent=2)
     return (NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n").encode()
 

@@ -163,7 +163,7 @@ def _check(
 def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
     """Return the budget in bytes; for a percentage, also the run without a budget that measured the peak.
 
-    On a GPU it is a share of what tensors take: of a small program's peak, CUDA itself is most.
+    On a GPU it is a percentage of the tensors' memory: most of a small program's peak is CUDA itself.
     """
     counted: Run | None = None
 
@@ -182,7 +182,7 @@ def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
 
 
 def _printer(json: str | None, unprinted: list[str]) -> Callable[[str], None]:
-    """Return a printer for people: if output fails the checks continue, and `unprinted` gets the lines."""
+    """Return a function that prints a line. If that fails, the checks continue, and `unprinted` gets it."""
 
     def to_stderr(line: str) -> None:
         with if_someone_reads():

@@ -42,8 +42,8 @@ Finish = Callable[[int, Sequence[Snapshot]], int]
 def supervise(options: Options, command: Sequence[str], finish: Finish = lambda status, _: status) -> int:
     """Run `command` under `options`, with all output around it, and return the exit status.
 
-    That is the target's own, unless the target succeeded and results could not be written. If a signal ended
-    the target, this does not return: the same signal ends us. `finish` is called before that, last.
+    That is the status from `judge`, or 125 if that is 0 and results could not be written; `finish`, called
+    last, may change it. If a signal ended the target, this does not return: the same signal ends us.
     """
     refuse_one_path_twice({"--json": options.json, "--html": options.html, "--trace": options.trace})
     with (
@@ -58,7 +58,7 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
             _announce(options, command)
         announce(folder, command, time.time())
         view = None if options.settings.quiet else live_view(settings, sys.stderr, options.live)
-        said: deque[str] = deque()  # written by the sampler's thread while the view uses the terminal
+        said: deque[str] = deque()  # filled by the sampler's thread while the view uses the terminal
         tell = say if view is None else said.append
         started = time.monotonic()
         with _timeline(options, folder) as timeline, _sampler(settings, options, tell) as sampler:

@@ -89,7 +89,7 @@ def run(one: Callable[[C], R], cells: Sequence[C], jobs: int, progress: str | No
 
 
 def import_from_here(heuristics: Iterable[str]) -> None:
-    """Make user's functions importable from the current folder, as `python` does."""
+    """Make the user's functions importable from the current folder, as `python` does."""
     if any(":" in name for name in heuristics):
         sys.path.insert(0, "")
 
@@ -118,7 +118,7 @@ def ended(
 ) -> int:
     """Draw the pictures, if requested and everything was done. Returns the exit status. Raises LaunchError.
 
-    unwritten: tables and rows that could not be written. count: how many were done, and of how many.
+    unwritten: tables and rows that could not be written. count: how many were done, out of how many.
     """
     if not done:
         say(f"interrupted: {count} were done")

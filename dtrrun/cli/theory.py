@@ -27,7 +27,7 @@ SCHEMA = "dtrrun.theory/1"
 def read_theory(theory: str, given: Simulate) -> list[TheoryCell]:
     """Return the cells for the check `theory`.
 
-    Options of None have the theorem's defaults. Raises LaunchError.
+    Options that are None take the theorem's defaults. Raises LaunchError.
     """
     heuristics: Sequence[str] = HEURISTICS[theory]
     if given.heuristic is not None:

@@ -202,7 +202,7 @@ class Mutation {
     return pin == pins::PARAMETER || pin == pins::GRADIENT || pin == pins::PINNED || pin == pins::LOADED ||
            pin == pins::FOREIGN_MEMORY;
   }
-  // Called when a constant is written to: its memory no longer counts as uninitialized, so no recipe can start from blank memory.
+  // Called when a constant is written to: its memory no longer counts as uninitialised, so no recipe can start from blank memory.
   static void no_longer_blank(Version* constant) {
     if (constant->pin == pins::UNINITIALISED) constant->pin = pins::CONSTANT;
   }

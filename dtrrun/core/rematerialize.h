@@ -69,7 +69,6 @@ class Rematerializer {
 
   // Returns the bookkeeping time so far of the current rematerialization, which is counted only at its end.
   int64_t under_way_ns() const { return began_ns_ == 0 ? 0 : now_ns() - began_ns_ - (accounted_ns() - accounted_before_); }
-  bool is_under_way() const { return began_ns_ != 0; }
 
  private:
   static constexpr int MAX_RELAXATIONS = 10;  // per rematerialization: inputs that never fit together would alternate forever

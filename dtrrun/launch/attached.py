@@ -1,8 +1,8 @@
 """Makes a child end with the launcher, even if the launcher is killed.
 
-Linux can send a process a signal when the thread that started it ends; the setting survives `exec`. Start
-such a child from the main thread. Elsewhere than on Linux nothing happens, and processes started by the child
-are not covered: those that train check for the launcher occasionally (`runtime.launcher`).
+Linux can send a process a signal when the thread that started it ends; the setting survives `exec`. So start
+the child from the main thread. On other systems nothing happens. Processes started by the child are not
+covered; those that train check for the launcher occasionally (`runtime.launcher`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def end_with_us() -> Callable[[], None] | None:
     """For `Popen(preexec_fn=)`: send SIGTERM to the child when we end, so that it can save its state."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # looked up here, since little may be done between fork and exec
+    prctl = ctypes.CDLL(None).prctl  # looked up here, since little is safe between fork and exec
     parent = os.getpid()
     reset = callable(signal.getsignal(signal.SIGTERM))
 

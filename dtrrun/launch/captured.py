@@ -20,7 +20,7 @@ GRACE_SECONDS = 3.0  # after SIGTERM, and after SIGKILL
 
 
 class Captured(NamedTuple):
-    """How it ended. returncode: negative signal number if a signal ended it. tail: the end of its output."""
+    """How a command ended. returncode: negative signal number if one ended it. tail: last part of output."""
 
     returncode: int
     seconds: float
@@ -42,8 +42,8 @@ def run_captured(
     """
     started = time.monotonic()
     timed_out = False
-    # An exception in the middle of Popen's work would leave a child that nobody knows, or a lock of Popen's
-    # taken, for which we would then wait forever.
+    # An exception in the middle of Popen's work would leave an untracked child, or one of Popen's locks
+    # held, on which we would then wait forever.
     with held_back() as requests, tempfile.TemporaryFile() as output:
         child = start(
             command,
@@ -78,8 +78,8 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
 def end(child: subprocess.Popen[bytes]) -> None:
     """End the child and its children: SIGTERM, then SIGKILL.
 
-    A process that waits inside the kernel, for a device perhaps, goes only when it comes out: we do not wait
-    for that.
+    A process blocked in the kernel, for example on a device, ends only when it leaves the kernel: we do not
+    wait for that.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):

@@ -14,10 +14,9 @@ from dtrrun.monitor.gpus import choose, gpus
 
 
 def resolve(device: str, build: str | None = None, nvml: Any = None) -> str:
-    """Return `cpu` or `cuda:N` for `--device`, without a check of a GPU that it names.
+    """Return `cpu` or `cuda:N` for `--device`, without checking a GPU that it names.
 
-    build: what the target's PyTorch is built for, if known. Which of several GPUs a process uses is its own
-    choice.
+    build: what the target's PyTorch is built for, if known. Each process itself chooses among several GPUs.
     """
     if device == "auto":
         device = choose(device, build, lambda build: gpus(build, nvml))
@@ -41,7 +40,7 @@ def total_bytes(device: str, build: str | None = None, nvml: Any = None) -> int:
 
 
 def _cgroup_limits() -> list[int]:
-    """Return memory limits of this container (version 2, then 1), as seen from inside."""
+    """Return memory limits of this container (cgroup version 2, then 1), as seen from inside."""
     limits = []
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # "max" if there is no limit

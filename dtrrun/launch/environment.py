@@ -13,7 +13,7 @@ from dtrrun.settings import RuntimeSettings
 
 HOOK = str(Path(__file__).resolve().parent.parent / "boot" / "path")
 RECORDS = "DTRRUN_RECORDS"
-"""The folder of records, for code that must not spend time reading the settings."""
+"""Variable with the folder of records, for code that must not spend time reading the settings."""
 
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
@@ -21,7 +21,7 @@ FORMER = "PYTORCH_CUDA_ALLOC_CONF"  # its name before PyTorch 2.9, which still r
 
 
 def allocator_settings(environ: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
-    """Return changes for CUDA's caching allocator: growing segments reduce fragmentation.
+    """Return changes for CUDA's caching allocator: expandable segments reduce fragmentation.
 
     There are none if the user has set this or chosen another allocator, or where it does not work (PyTorch
     supports it only on Linux; WSL's driver lacks a requirement).
@@ -32,7 +32,7 @@ def allocator_settings(environ: Mapping[str, str], platform: str = sys.platform)
         return {}
     if platform != "linux" or "microsoft" in os.uname().release.lower():
         return {}
-    # Both names if both are set, since parts of PyTorch read each. Only the former if only that is set.
+    # Both names if both are set, since each is read by parts of PyTorch. Only FORMER if only that is set.
     return {
         name: f"{before.strip().rstrip(',')},expandable_segments:True" for name, before in present.items()
     } or {ALLOCATOR: "expandable_segments:True"}
@@ -48,7 +48,7 @@ def child_environment(settings: RuntimeSettings, environ: Mapping[str, str] = os
     path = os.pathsep.join([HOOK, *before]) if any(before) else HOOK
     return {
         **environ,
-        # PyTorch 2.13 calls NVML for such segments, and crashes where there is none (`get_nvml_device` in
+        # PyTorch 2.13 calls NVML for expandable segments, and crashes without it (`get_nvml_device` in
         # ATen/cuda/PeerToPeerAccess.cpp).
         **(allocator_settings(environ) if settings.device != "cpu" and gpus(None).nvml else {}),
         **settings.to_environment(),

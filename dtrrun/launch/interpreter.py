@@ -19,10 +19,10 @@ def choose(wanted: str | None, environ: Mapping[str, str] = os.environ, called: 
 
     1. `wanted`: what `--python` says, a path or a command; 2. our own, where dtrrun was called by its path
     (`.venv/bin/dtrrun`) or as `python -m dtrrun`; 3. that of the active environment (VIRTUAL_ENV, then
-    CONDA_PREFIX); 4. `python` or `python3` on PATH, if it has torch: dtrrun may live in an environment of its
-    own; 5. our own if it has torch; 6. `python` on PATH; 7. our own.
+    CONDA_PREFIX); 4. `python` or `python3` on PATH, if it has torch: dtrrun may have a separate environment;
+    5. our own if it has torch; 6. `python` on PATH; 7. our own.
 
-    But our own without torch, which is enough for the command, comes after any of the others that has torch.
+    But our own without torch, which suffices for the command, comes after any other that has torch.
 
     `called` is how dtrrun was called (`sys.argv[0]`). Raises LaunchError if `wanted` cannot be run.
     """
@@ -95,7 +95,7 @@ def _torch_is_here() -> bool:
 
 def _has_torch(python: str) -> bool:
     """Return whether torch can be found there, without importing it."""
-    # Without the current folder, which is not on the path of a script elsewhere. A folder is no package.
+    # Exclude the current folder, not on the path of a script elsewhere. A namespace package does not count.
     code = (
         "import sys; sys.path = [folder for folder in sys.path if folder]; "
         "from importlib.util import find_spec; spec = find_spec('torch'); "

@@ -12,7 +12,7 @@ from dtrrun.telemetry.record import Snapshot
 NESTED = "nested"
 """The mark left by another dtrrun that the target ran."""
 REPLACED, STOPPED = "replaced", "stopped"
-"""Statuses of processes: of an image that `exec` replaced; of a daemon that its parent stopped (a pool's)."""
+"""Statuses of processes: image replaced by `exec`; daemon stopped by its parent (as in a pool)."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Marks:
     python: bool = False
     """Whether any Python process loaded the hook."""
     starts: tuple[tuple[int, float], ...] = ()
-    """For each that did: its id, and the start of its interpreter, in seconds since the epoch."""
+    """For each process that did: its id, and the start of its interpreter, in seconds since the epoch."""
     daemons: frozenset[int] = frozenset()
     """Ids of daemonic children of `multiprocessing`."""
     nested: bool = False
@@ -66,7 +66,7 @@ def _rows(path: Path, columns: int) -> list[list[str]]:
 
 
 def explained(snapshots: Sequence[Snapshot], marks: Marks) -> list[Snapshot]:
-    """Return the snapshots, adding a status to processes that ended without one, though not killed."""
+    """Return the snapshots, with a status for processes that ended without one but were not killed."""
     return [snapshot if snapshot.ended else _explained(snapshot, marks) for snapshot in snapshots]
 
 
@@ -84,7 +84,7 @@ def _explained(snapshot: Snapshot, marks: Marks) -> Snapshot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run ended: our exit status, the signal to die of, and messages for the user."""
+    """How the run ended: our exit status, the signal to end ourselves with, and messages for the user."""
 
     exit_status: int
     signal: int | None = None
@@ -99,9 +99,9 @@ def judge(
 ) -> Outcome:
     """Return the outcome for a target that ended with `returncode` (negative: by that signal).
 
-    The target's own status is passed on, with these exceptions: a success becomes 125 if no process ran under
-    the budget, or 3 if a rematerialized storage differed. If a process could not be put under the budget it
-    is always 125. If we stopped the run for what the driver showed (`stopped`), it is 4.
+    The target's own status is passed on, with these exceptions: it is 4 if we stopped the run because of the
+    driver's figures (`stopped`); otherwise 125 if a process could not be put under the budget. A success
+    becomes 125 if no process ran under the budget, or 3 if a rematerialized storage differed.
     """
     if stopped is not None:
         return Outcome(VIOLATION, error=f"stopped: {stopped}")
@@ -117,7 +117,7 @@ def judge(
             note="the target ran dtrrun itself: its processes are in that run's figures, not in these",
         )
     if returncode < 0:
-        began = marks.python or marks.old_python or marks.without_torch  # or it may have, a moment later
+        began = marks.python or marks.old_python or marks.without_torch  # else it may have begun later
         note = absent if began else None
         return Outcome(BY_SIGNAL - returncode, signal=-returncode, note=note, absent=absent)
     if returncode > 0:

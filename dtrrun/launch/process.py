@@ -61,8 +61,8 @@ def start(command: Sequence[str], environment: Mapping[str, str], **options: Any
     """
     try:
         with warnings.catch_warnings():
-            # Python 3.12 and later warn of forks in multithreaded processes. The child needs no lock of our
-            # threads.
+            # Python 3.12 and later warn about forks in multithreaded processes. The child needs none of our
+            # threads' locks.
             warnings.simplefilter("ignore", DeprecationWarning)
             return subprocess.Popen(command, env=environment, preexec_fn=end_with_us(), **options)
     except FileNotFoundError:

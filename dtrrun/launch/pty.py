@@ -1,8 +1,8 @@
 """A pseudo-terminal for the script's output, so that it appears above the live table.
 
 Only output goes through it. Standard input remains the real terminal, in its present mode, and the child
-stays in our session and process group: Ctrl-C, Ctrl-Z, `input`, `getpass` and `pdb` work as without us. The
-pseudo-terminal controls no session; it only gives the script a terminal of the right size.
+stays in our session and process group: Ctrl-C, Ctrl-Z, `input`, `getpass` and `pdb` work as without dtrrun.
+The pseudo-terminal controls no session; it only gives the script a terminal of the right size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Terminal:
     """Our end of the script's terminal. If standard error is not a terminal, nothing is inserted.
 
     `on_output` gets each piece of the script's output; `rows_taken` returns how many rows of the real
-    terminal are not the script's. Create it before the child is started, and always `close` it.
+    terminal are taken by us. Create it before the child is started, and always `close` it.
     """
 
     def __init__(self, on_output: Callable[[bytes], None], rows_taken: Callable[[], int] = lambda: 0) -> None:
@@ -39,16 +39,14 @@ class Terminal:
             return
         try:
             self._master, self._slave = os.openpty()
-        except (
-            OSError
-        ):  # none left, or no /dev/pts: the script keeps the terminal itself, and the table copes
+        except OSError:  # none left, or no /dev/pts: the script keeps the real terminal, and the table copes
             return
         os.set_blocking(self._master, False)
         termios.tcsetattr(self._slave, termios.TCSANOW, termios.tcgetattr(STDERR))
         self._follow_size()
 
     def child_fds(self) -> dict[str, int | None]:
-        """Return descriptors for `subprocess.Popen`; None is inherited. Redirected streams are left alone."""
+        """Return descriptors for `subprocess.Popen`; None: inherit. Redirected streams are left alone."""
         same = self._slave is not None and os.isatty(STDOUT) and os.ttyname(STDOUT) == os.ttyname(STDERR)
         return {"stdin": None, "stdout": self._slave if same else None, "stderr": self._slave}
 

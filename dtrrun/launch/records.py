@@ -1,7 +1,7 @@
 """The private folder for the records of a run's processes, and cleaning up after killed launchers.
 
-It is in the folder for temporary files (TMPDIR). XDG_RUNTIME_DIR is removed when the user logs out, while a
-run started with nohup continues.
+It is in the folder for temporary files (TMPDIR), not in XDG_RUNTIME_DIR: that is removed when the user logs
+out, while a run started with nohup continues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtrrun.telemetry.lock import abandoned_on, drop, machine, take
 
 PREFIX = "dtrrun-"
 STALE_SECONDS = 86_400.0
-"""Age of the last write by a run of another machine, or before a reboot, after which it is stale."""
+"""Age of the last write after which a run of another machine, or from before a reboot, is stale."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _candidates() -> list[str]:
 
 
 def _is_ours(about: os.stat_result) -> bool:
-    """Return whether it is no link, belongs to this user, and is closed to others."""
+    """Return whether it is a folder (not a link) of this user that others cannot access."""
     private = stat.S_ISDIR(about.st_mode) and not stat.S_IMODE(about.st_mode) & 0o077
     return private and about.st_uid == os.getuid()
 

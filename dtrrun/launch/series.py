@@ -14,7 +14,7 @@ MOST_SAMPLES = 480
 MOST_STEPS = 360
 TIMES = COUNTED
 SUMS = ("evictions", "rematerializations")
-"""Counters for which a sample has the increase since the previous one."""
+"""Counters of which a sample holds the increase since the previous sample."""
 LAST = ("evictable_bytes", "pinned_bytes", "evicted_bytes")
 
 Row = dict[str, Any]
@@ -58,7 +58,7 @@ class Series:
         self._before: Mapping[str, int] = {}
 
     def add(self, snapshot: Snapshot, seconds: float) -> None:
-        """Add a snapshot. seconds: when it was read, after the run's start."""
+        """Add a snapshot. seconds: time from the run's start to when it was read."""
         counters = snapshot.counters
         resident = counters["resident_bytes"]
         row = {"seconds": seconds, "resident_least_bytes": resident, "resident_most_bytes": resident}
@@ -87,7 +87,7 @@ class Series:
         self._show_peak(ended - _part(step, "wall"), ended, peak)
 
     def _show_peak(self, began: float, ended: float, peak: int) -> None:
-        """Add a peak, which usually falls between two samples: at the largest sample of that step."""
+        """Add a peak, which usually falls between two samples, to the largest sample of its step."""
         rows = self.samples.rows
         first, last = (bisect_right(rows, at, key=_seconds) for at in (began, ended))
         if last and peak:

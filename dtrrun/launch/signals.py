@@ -1,11 +1,12 @@
 """Signals between the terminal, us, and the target, which is in our process group.
 
-The terminal sends its signals (Ctrl-C, Ctrl-\\) to the target as well: we only must survive them. Signals
+The terminal sends its signals (Ctrl-C, Ctrl-\\) to the target as well: we only have to survive them. Signals
 sent only to us are passed on. The two cannot be distinguished for SIGINT and SIGQUIT, except that a terminal
 sends them only to its foreground group: there, they are assumed to come from the terminal.
 
-A target waiting in native code does not react to Ctrl-C: Python notifies only its main thread, which waits
-for a backward pass on a GPU, and that can take long with a budget that is too small. Repeated Ctrl-C ends it.
+A target waiting in native code does not react to Ctrl-C: Python notifies only the main thread, which waits
+for a backward pass on a GPU, and that can take long if the budget is too small. Repeated Ctrl-C ends the
+target.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def passed_on(send: Callable[[int], None], is_there: Callable[[], bool] = lambda
 
 @contextmanager
 def interrupting() -> Iterator[list[int]]:
-    """Context in which Ctrl-C and termination requests raise KeyboardInterrupt, with `number_of` the signal.
+    """Context in which Ctrl-C and termination requests raise KeyboardInterrupt; `number_of` reads the signal.
 
     Yields the signals received. Python drops an exception that a handler raises during a finalizer, so long
-    work should look there from time to time.
+    work should check this list from time to time.
     """
     came: list[int] = []
 
@@ -72,10 +73,10 @@ def number_of(interrupt: KeyboardInterrupt) -> int:
 
 @contextmanager
 def held_back() -> Iterator[list[int]]:
-    """Context in which Ctrl-C and termination requests are only noted; the last is made again at its end.
+    """Context in which Ctrl-C and termination requests are only noted; the last is raised again at its end.
 
-    For work that an exception must not leave between two instructions. Yields the signals received, so that
-    it can be ended early.
+    For work that an exception must not interrupt between two instructions. Yields the signals received, so
+    that the work can end early.
     """
     came: list[int] = []
     try:
@@ -101,7 +102,7 @@ def _received(numbers: Iterable[int], receive: Callable[[int, FrameType | None],
 
 
 def _put_back(handlers: dict[int, Any]) -> None:
-    """Put back all of them, though those that are in place may raise meanwhile."""
+    """Restore all handlers, even if one that is still installed raises meanwhile."""
     try:
         while handlers:
             number, handler = next(iter(handlers.items()))

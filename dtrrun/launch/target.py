@@ -77,7 +77,7 @@ def _python_words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _is_script(word: str) -> bool:
-    """Return whether Python runs it: by its name, a folder with a __main__.py, an open file, or a
+    """Return whether Python runs `word`: by its suffix, a folder with a __main__.py, an open file, or a
     non-executable text."""
     if is_stream(word):
         return True
@@ -100,7 +100,7 @@ def _is_script(word: str) -> bool:
 
 
 def _refuse_binary(path: str) -> None:
-    """A non-executable file is a Python script if it is a text, as with `python FILE`."""
+    """Raise LaunchError unless a non-executable file is text, hence a Python script as for `python FILE`."""
     try:
         with open(path, "rb") as file:
             head = file.read(4096)

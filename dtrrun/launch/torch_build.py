@@ -1,4 +1,4 @@
-"""What the PyTorch of an interpreter is built for, without importing it: a file of its own says so."""
+"""Finds what an interpreter's PyTorch is built for without importing it, from its `version.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSIONS = re.compile(r"""^(cuda|hip)\b[^=\n]*=\s*["']([^"'\n]+)["']""", re.MUL
 
 
 def build_of(python: str) -> str | None:
-    """Return a build as in `monitor.gpus`; None if there is no PyTorch, or one without that file."""
+    """Return a build as in `monitor.gpus`; None if there is no PyTorch, or it lacks that file."""
     try:
         with open(os.path.join(os.path.dirname(_origin(python)), "version.py")) as file:
             return gpus.build_of(SimpleNamespace(**dict(_VERSIONS.findall(file.read()))))

@@ -15,7 +15,7 @@ from dtrrun.telemetry.record import Snapshot, pid_namespace
 
 
 def versions(nvml: Any) -> dict[str, str | None]:
-    """Return the versions of the driver, of NVML, and of CUDA that the driver supports."""
+    """Return the versions of the driver, of NVML, and of the CUDA that the driver supports."""
     cuda = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return {
         "driver": _text(_asked(nvml, nvml.nvmlSystemGetDriverVersion)),
@@ -25,7 +25,7 @@ def versions(nvml: Any) -> dict[str, str | None]:
 
 
 def device_facts(ladder: Ladder, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """`devices`: each GPU and MIG device; `visible`: UUIDs in CUDA's order; `order_is_certain`: that one."""
+    """`devices`: GPUs, MIG devices; `visible`: UUIDs in CUDA's order; `order_is_certain`: whether it is."""
     nvml, counted = ladder.nvml, visible(ladder.devices, environ.get("CUDA_VISIBLE_DEVICES"))
     return {
         "devices": [_facts(nvml, device) for device in ladder.devices],
@@ -52,7 +52,7 @@ def _facts(nvml: Any, device: Device) -> dict[str, Any]:
 
 
 def source_for(ladder: Ladder, probe: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return source and bytes that the ladder has for the process of `runtime/probe.py`."""
+    """Return the source and bytes that the ladder finds for the process of `runtime/probe.py`."""
     if "reserved_bytes" not in probe:
         return None
     here = {"device": "cuda", "device_uuid": probe["uuid"], "pid_namespace": pid_namespace()}

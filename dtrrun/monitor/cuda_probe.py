@@ -1,6 +1,6 @@
 """Prints what CUDA sees, as JSON: the bytes of each device, or why there is none.
 
-Run by itself, in a process of its own: after `cuInit`, a process can neither fork children that use CUDA nor
+Run as a script, in a separate process: after `cuInit`, a process can neither fork children that use CUDA nor
 change CUDA_VISIBLE_DEVICES.
 """
 

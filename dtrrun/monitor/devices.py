@@ -85,7 +85,7 @@ def _parts(nvml: Any, gpu: Device) -> list[Device]:
 
 
 def visible(devices: Sequence[Device], variable: str | None) -> list[Device]:
-    """Return CUDA's devices 0, 1, 2 … if CUDA_VISIBLE_DEVICES is `variable` (None: not set).
+    """Return CUDA's devices 0, 1, 2 … when CUDA_VISIBLE_DEVICES is `variable` (None: not set).
 
     An invalid entry hides all that follow; a repeated one hides all. A GPU in MIG mode stands for its first
     part, and with a MIG device no whole GPU is counted. CUDA orders the GPUs as the driver does (by PCI bus)
@@ -130,8 +130,8 @@ def _usable(devices: Sequence[Device], device: Device) -> Device | None:
 def by_uuid(devices: Sequence[Device], uuid: str, numbered: Sequence[Device] = ()) -> Device | None:
     """Return the device of that UUID, with or without NVML's prefix `GPU-` or `MIG-`.
 
-    numbered: the device that CUDA's number means, if known. CUDA may tell the UUID of the GPU for each of its
-    parts.
+    numbered: the device to which CUDA's number refers, if known. CUDA may report the GPU's UUID for each of
+    its parts.
     """
     plain = uuid.removeprefix("GPU-").removeprefix("MIG-")
     for device in devices:

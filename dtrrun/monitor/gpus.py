@@ -2,8 +2,8 @@
 
 A GPU is used if PyTorch is built for it and CUDA, or ROCm's HIP, sees it. To find out, nothing is initialised
 here: that would break CUDA in forked children, and fix CUDA_VISIBLE_DEVICES before the program can set it.
-NVML answers in milliseconds. Where it does not (a container without it, WSL, vGPU, Jetson), CUDA is asked
-in a process of its own. AMD's kernel driver has files for it.
+NVML answers in milliseconds. Where it does not (a container without it, WSL, vGPU, Jetson), a separate
+process queries CUDA. AMD's kernel driver provides the information in files.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Gpus:
     why: str = ""
     """Why there are none, if there are none."""
     nvml: bool = False
-    """Whether NVML has told all of this."""
+    """Whether all of this comes from NVML."""
 
 
 def choose(device: str, build: str | None, see: Callable[[str | None], Gpus]) -> str:
     """Return the device of a budget for `--device`: `cpu`, `cuda` (the program's current one) or `cuda:N`.
 
-    build: what PyTorch is built for; None if that is not known. see: `gpus`, or another way to know them.
-    Raises ValueError for a GPU that is not there.
+    build: what PyTorch is built for; None if that is not known. see: `gpus`, or a substitute.
+    Raises ValueError for a GPU that does not exist.
     """
     kind, _, index = device.partition(":")
     if kind == "cpu":
@@ -64,7 +64,7 @@ def choose(device: str, build: str | None, see: Callable[[str | None], Gpus]) ->
 
 
 def build_of(version: Any) -> str:
-    """Return what a PyTorch is built for. version: has `cuda` and `hip`, as `torch.version`."""
+    """Return what a PyTorch is built for. version: has `cuda` and `hip`, like `torch.version`."""
     return CUDA if getattr(version, "cuda", None) else HIP if getattr(version, "hip", None) else NEITHER
 
 
@@ -80,7 +80,7 @@ def gpus(build: str | None, nvml: Any = None) -> Gpus:
     return found
 
 
-@cache  # a command asks several times, and each time may take long
+@cache  # a command calls this several times, and each call may take long
 def _nvidia(nvml: Any, variables: tuple[tuple[str, str], ...]) -> Gpus:
     environ = dict(variables)
     try:
@@ -102,9 +102,9 @@ def _nvidia(nvml: Any, variables: tuple[tuple[str, str], ...]) -> Gpus:
 
 
 def _by_cuda() -> tuple[int, ...]:
-    """Ask CUDA in another process. Raises OSError."""
+    """Query CUDA in another process. Raises OSError."""
     try:
-        CDLL(cuda_probe.LIBRARY)  # without a driver, this is all that it costs
+        CDLL(cuda_probe.LIBRARY)  # without a driver, this is the only cost
     except OSError:
         raise OSError(f"{cuda_probe.LIBRARY} cannot be loaded") from None
     if not sys.executable or getattr(sys, "frozen", False):
@@ -125,6 +125,6 @@ def _by_cuda() -> tuple[int, ...]:
 
 
 def _hidden(environ: Mapping[str, str]) -> str:
-    """Return the variables that may hide devices, for an error."""
+    """Return the variables that may hide devices, for an error message."""
     found = [f"{name}={text}" for name, text in environ.items() if name.endswith("VISIBLE_DEVICES")]
     return f" ({', '.join(found)})" if found else ""

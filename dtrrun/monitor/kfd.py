@@ -1,4 +1,4 @@
-"""AMD's GPUs and the memory of their processes, as the kernel's driver KFD shows them in sysfs.
+"""AMD's GPUs and the memory of their processes, as the kernel driver KFD shows them in sysfs.
 
 In a container, nodes of other GPUs cannot be read, and processes have the host's ids.
 """
@@ -18,7 +18,7 @@ ON_THE_GPU = (1, 2)  # HSA_MEM_HEAP_TYPE_FB_PUBLIC and _PRIVATE
 
 
 class Handle(NamedTuple):
-    """What KFD tells of a GPU."""
+    """What KFD reports about a GPU."""
 
     gpu_id: int
     total_bytes: int
@@ -44,7 +44,7 @@ def _all(kfd: Path) -> list[Device]:
 
 
 def process_bytes(pid: int, gpu: Device, kfd: Path = KFD) -> int | None:
-    """Return the memory of a process on a GPU; None if it has none, or if ids are those of the host."""
+    """Return the memory of a process on a GPU; None if it has none, or if KFD uses the host's ids."""
     with suppress(OSError, ValueError):
         if listed_here(int(process.name) for process in kfd.glob("proc/*")):
             return int((kfd / "proc" / str(pid) / f"vram_{gpu.handle.gpu_id}").read_text())

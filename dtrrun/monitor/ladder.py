@@ -1,14 +1,14 @@
 """Finds how much memory the driver shows for each training process, from the most direct source available.
 
     nvml_pid            the process's entry in NVML's list
-    kfd_pid             the same of AMD's driver, which NVML does not know
+    kfd_pid             the same from AMD's driver, which NVML does not cover
     nvml_new_pid        the only new entry since the launch: in a container, NVML may use the host's process
                         ids, which do not match
     device_delta        the growth of the device's use since the launch, if it was idle then and has only
                         one process of ours
     reserved_overhead   the process's own figures: the allocator's reserved bytes and measured overhead
 
-All sources are queried at every reading, so a driver that fails during a run moves us a rung down, and one
+Sources are tried anew at every reading, so a driver that fails during a run moves us a rung down, and one
 that recovers moves us up again.
 """
 
@@ -38,14 +38,14 @@ class Look(NamedTuple):
     processes: Mapping[int, int | None] | None
     memory: DeviceMemory | None
     asked_ns: int = 0
-    """When the query began, on the monotonic clock: its answer may be older than its end."""
+    """When the query began, on the monotonic clock: its answer may predate its end."""
 
 
 @dataclass
 class Ladder:
     """Create it before the target is started, because existing processes are not ours.
 
-    `nvml` is None if there is none. `proc_running` and `proc_outer` look up processes.
+    `nvml` is None without NVML. `proc_running` and `proc_outer` look up processes.
     """
 
     nvml: Any
@@ -97,7 +97,7 @@ class Ladder:
         return snapshot.alive and self.proc_running(snapshot.pid)
 
     def _place(self, snapshot: Snapshot, now: dict[str, Look]) -> Device | None:
-        """Return the device that a process has under its budget."""
+        """Return the device that a process's budget is for."""
         uuid = snapshot.tables.get("device_uuid") or snapshot.meta.get("device_uuid")
         counted, index = visible(self.devices, _variable(snapshot)), _index(snapshot)
         numbered = counted[index : index + 1]
@@ -109,7 +109,7 @@ class Ladder:
         listed = self._look_at(counted[index], now).processes
         order = os.environ.get("CUDA_DEVICE_ORDER")
         if listed is not None and snapshot.pid not in listed and not order_is_certain(counted, order):
-            # CUDA lists the fastest GPU first, NVML does not: use the one that has the process.
+            # CUDA lists the fastest GPU first, NVML does not: use the one that lists the process.
             others = [
                 other
                 for other in counted
@@ -121,7 +121,7 @@ class Ladder:
         return counted[index]
 
     def _by_id(self, snapshot: Snapshot, device: Device, now: dict[str, Look]) -> Figure | None:
-        """Try the first rung. A figure of no bytes means that the process has left the device."""
+        """Try the first rung. A figure of zero bytes means that the process has left the device."""
         listed, pid = now[device.uuid].processes, snapshot.pid
         if listed is None:
             return None
@@ -167,7 +167,7 @@ class Ladder:
         if len(new) != 1 or None in others:
             return None
         size = listed[new[0]]
-        if size is None or size < snapshot.counters["reserved_bytes"]:  # it holds more: not this one
+        if size is None or size < snapshot.counters["reserved_bytes"]:  # our process holds more: not this one
             return None
         self._known[key] = (new[0], "nvml_new_pid")
         return size
@@ -210,7 +210,7 @@ class Ladder:
 
 
 def on_gpu(snapshot: Snapshot) -> bool:
-    """Return whether the process has a CUDA device under its budget."""
+    """Return whether the process's budget is for a CUDA device."""
     return str(snapshot.meta.get("device", "")).startswith("cuda") and _index(snapshot) >= 0
 
 

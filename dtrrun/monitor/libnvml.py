@@ -1,6 +1,6 @@
-"""NVML by ctypes, as far as dtrrun uses it. Names, results and errors are those of the module pynvml.
+"""NVML through ctypes, as far as dtrrun uses it. Names, results and errors are those of the module pynvml.
 
-The library belongs to the driver. The session asks it too, in the program's environment, which may lack
+The library comes with the driver. The session uses it too, in the program's environment, which may lack
 pynvml.
 """
 
@@ -36,7 +36,7 @@ class NVMLError_FunctionNotFound(NVMLError):
 
 
 class Memory(Structure):
-    """Version 1."""
+    """Version 1 of the struct."""
 
     _fields_ = [(name, c_ulonglong) for name in ("total", "free", "used")]
 
@@ -48,7 +48,7 @@ class Memory_v2(Structure):
 
 
 class ProcessInfo(Structure):
-    """Of versions 2 and 3 of the lists."""
+    """An entry of the lists, versions 2 and 3."""
 
     _fields_ = [
         ("pid", c_uint),
@@ -59,7 +59,7 @@ class ProcessInfo(Structure):
 
 
 class Library:
-    """Stands for the module pynvml. Raises NVMLError."""
+    """Stand-in for the module pynvml. Raises NVMLError."""
 
     NVMLError = NVMLError
     NVMLError_FunctionNotFound = NVMLError_FunctionNotFound
@@ -130,7 +130,7 @@ class Library:
         return newer
 
     def __getattr__(self, name: str) -> Callable[[c_void_p], list[ProcessInfo]]:
-        """`nvmlDeviceGetComputeRunningProcesses_v3` and the like."""
+        """Return `nvmlDeviceGetComputeRunningProcesses_v3` and the like."""
         if name.endswith(("RunningProcesses_v2", "RunningProcesses_v3")):
             return partial(self._processes, name)
         raise AttributeError(name)
@@ -144,7 +144,7 @@ class Library:
             except NVMLError as error:
                 if error.args[1:] != (TOO_SMALL,):
                     raise
-                room = 2 * max(count.value, room)  # more may start meanwhile
+                room = 2 * max(count.value, room)  # more processes may start meanwhile
             else:
                 return list(listed[: count.value])
 

@@ -1,4 +1,4 @@
-"""Process ids across PID namespaces: the driver may use another id than the process itself.
+"""Process ids across PID namespaces: the driver may know a process by an id other than its own.
 
 A launcher outside a container sees a process inside by an outer id; /proc/PID/status has all ids from there
 inwards (NSpid, Linux 4.1). From inside, the outer ids are not visible.
@@ -14,10 +14,10 @@ PROC = Path("/proc")
 
 
 def outer_id(inner: int, listed: Iterable[int], ancestor: int | None = None, proc: Path = PROC) -> int | None:
-    """Return which id in `listed` is the process whose own id is `inner`, in a namespace below ours.
+    """Return the id in `listed` of the process whose own id is `inner`, in a namespace below ours.
 
-    It must descend from `ancestor` (by default this process), since other containers have a process `inner`,
-    too.
+    It must descend from `ancestor` (by default this process), since other containers may have a process
+    `inner` too.
     """
     above = os.getpid() if ancestor is None else ancestor
     for pid in listed:
@@ -33,9 +33,9 @@ def is_ours(pid: int) -> bool:
 
 
 def listed_here(pids: Iterable[int]) -> bool:
-    """Return whether these ids, which the driver lists, can be those of our namespace: all are in use here.
+    """Return whether these ids, listed by the driver, can be those of our namespace: all are in use here.
 
-    A driver that lists the processes of the host by the host's ids lists at least one that is not.
+    A driver that lists the host's processes by the host's ids lists at least one id that is not in use here.
     """
     return all(map(_is_used, pids))
 
@@ -51,7 +51,7 @@ def _is_used(pid: int) -> bool:
 
 
 def is_running(pid: int, proc: Path = PROC) -> bool:
-    """Return whether there is such a process that is not a zombie, whose memory is already freed."""
+    """Return whether process `pid` exists and is not a zombie, whose memory is already freed."""
     return _is_used(pid) and not _field(pid, "State:", proc).startswith("Z")
 
 

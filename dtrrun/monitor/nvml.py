@@ -1,7 +1,7 @@
 """dtrrun's use of NVML. `nvml` is the module pynvml, a `libnvml.Library`, or a test's substitute.
 
 Every call into the driver may fail at any time: the functions here raise `nvml.NVMLError`, unless they
-document None for that case. The launcher asks through pynvml, which it depends on (`use_pynvml`); a program's
+document None for that case. The launcher uses pynvml, on which it depends (`use_pynvml`); the program's
 process may lack it, or have another package of that name.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 from dtrrun.monitor.libnvml import Library
 
 NOT_AVAILABLE = 1 << 63
-"""Sizes from here on mean that none is available: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
+"""Sizes of at least this mean that none is available: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
 LISTS = ("Compute", "Graphics", "MPSCompute")
 LIBRARY: Any = Library()
 
 
 def use_pynvml() -> None:
-    """Ask through pynvml from now on, if it can be imported."""
+    """Use pynvml from now on, if it can be imported."""
     global LIBRARY
     with suppress(ImportError):
         LIBRARY = import_module("pynvml")
@@ -53,7 +53,7 @@ def start(module: Any = None) -> Any:
 
 
 def stop(nvml: Any) -> None:
-    """Shut it down, whatever its state."""
+    """Shut NVML down, whatever its state."""
     with suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
 
@@ -99,7 +99,7 @@ class DeviceMemory:
 
 
 def memory(nvml: Any, handle: Any) -> DeviceMemory:
-    """Use version 2 of the call, like nvidia-smi; version 1 before R510, or if 2 fails (under WSL)."""
+    """Query memory by version 2 of the call, like nvidia-smi; by 1 before R510, or if 2 fails (under WSL)."""
     try:
         found = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         return DeviceMemory(int(found.total), int(found.used))

@@ -1,7 +1,7 @@
-"""What the driver shows for this process itself, for a session that no launcher tells.
+"""What the driver shows for this process itself, for a session without a launcher to report it.
 
-In a container, the driver may list processes by the ids of the host, among which another's may equal ours:
-then there is no figure.
+In a container, the driver may list processes by the host's ids, and another process's may equal ours: then
+there is no figure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dtrrun.monitor.nvml import NvmlUnavailable, processes, start
 
 
 class OwnMemory:
-    """Of this process, on the device of that UUID (may be empty) and of that number in CUDA. Never raises."""
+    """This process's memory on the device with this UUID (may be empty) and CUDA number. Never raises."""
 
     def __init__(self, uuid: str, index: int, nvml: Any = None) -> None:
         self._nvml: Any = None
@@ -31,7 +31,7 @@ class OwnMemory:
         self._amd = next(iter(amd), None)
 
     def nbytes(self) -> int | None:
-        """Return the bytes, or None if the driver does not tell."""
+        """Return the bytes, or None if the driver does not report them."""
         if self._amd is not None:
             return kfd.process_bytes(os.getpid(), self._amd)
         if self._device is None:

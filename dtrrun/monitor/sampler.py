@@ -78,7 +78,7 @@ class Sampler:
             stop(self._nvml)
 
     def started(self, send: Callable[[int], None]) -> None:
-        """The target runs. send: sends it a signal."""
+        """Begin sampling: the target runs. send: sends the target a signal."""
         self._send = send
         try:
             self._thread.start()

@@ -47,7 +47,7 @@ class Tally:
 def budget_of(snapshot: Snapshot, budget: int | None) -> int | None:
     """Return the budget of one process: the run's, or a larger one set by the script. None: it has none.
 
-    A smaller one is left to the process, since it may work to less than the run requires.
+    A smaller one is not checked here, since the process may aim for less than the run requires.
     """
     counted = snapshot.counters.get("budget_bytes", 0)
     if counted <= 0:

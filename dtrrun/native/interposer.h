@@ -103,7 +103,7 @@ class Interposer {
     in_python(info, arrival, missed);
   }
 
-  // Returns true if a tensor's memory is, as far as is known, an initialized constant of the session.
+  // Returns true if a tensor's memory is, as far as is known, an initialised constant of the session.
   bool is_updated_constant(const at::Tensor& tensor) {
     if (!device.has(tensor.device())) return false;
     ledger.some_died();  // reports deaths to the table

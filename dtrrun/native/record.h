@@ -62,7 +62,7 @@ class Recording {
     }
     return true;
   }
-  // For `--verify`: notes which part of what the call has made is initialized.
+  // For `--verify`: notes which part of what the call has made is initialised.
   void note_extents(const FastCall& call, const Outputs& outputs) const {
     if (!versions_.fingerprints.are_taken() || outputs.empty()) return;
     auto tensors = call.arrival.tensors();

@@ -1,4 +1,4 @@
-"""Writes the operators' costs that a plain run has measured, for later runs to read (`--costs`)."""
+"""Writes the operator costs measured in a plain run, for later runs to read (`--costs`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtrrun.simulator.log import START, Annotate, Instruction, LogError
 from dtrrun.telemetry.private import open_private
 
 FORMAT = 1
-"""Format of the file, which `dtrrun.runtime.costs` describes and reads."""
+"""Version of the file format, which `dtrrun.runtime.costs` describes and reads."""
 
 
 def write_costs(path: Path, log: Sequence[Instruction], costs: Costs) -> None:

@@ -1,4 +1,4 @@
-"""The simulator's predictions for budgets, and for heuristics at each."""
+"""The simulator's predictions by budget and heuristic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtrrun.simulator.log import Instruction
 SHARES = range(95, 5, -5)
 """Percentages of the peak at which the curve is predicted."""
 REFINEMENTS = 3
-"""Halvings of the interval between the least working one of these and the next: to 0.6 % of the peak."""
+"""How often to halve the interval between the least working share and the next: to 0.6 % of the peak."""
 STATUS = {"ok": OK, "oom": TOO_SMALL, "thrash": THRASH}
 
 
@@ -35,7 +35,7 @@ class Forecast:
 
 @dataclass
 class Point:
-    """A budget, with the heuristic that does best there."""
+    """A budget, with the heuristic that does best at it."""
 
     budget_bytes: int
     heuristic: str
@@ -44,7 +44,7 @@ class Point:
 
     @property
     def slowdown(self) -> float | None:
-        """Return the slowdown, measured or else predicted; None if the budget does not work."""
+        """Return the slowdown, measured if possible, else predicted; None if the budget fails."""
         if self.trial is not None:
             return self.trial.slowdown if self.trial.status == OK else None
         return self.predicted.slowdown if self.predicted.status == OK else None
@@ -52,7 +52,7 @@ class Point:
 
 @dataclass
 class Curve:
-    """Predictions for one log. attend: called before each. overhead: of a GPU, in bytes; None: the CPU."""
+    """Predictions for one log. attend: called before each. overhead: in bytes on a GPU, None on the CPU."""
 
     log: Sequence[Instruction]
     model: Model
@@ -68,13 +68,13 @@ class Curve:
     def sweep(self, peak: int, seconds: float) -> int:
         """Predict budgets over the whole curve in about `seconds`.
 
-        Returns the least one above which all work.
+        Returns the least budget such that it and all larger ones work.
         """
         until = time.monotonic() + seconds
         for heuristic in self.heuristics:
             failures = 0
             for share in SHARES:
-                if time.monotonic() > until or failures > 1:  # an exception, perhaps; two in a row hardly
+                if time.monotonic() > until or failures > 1:  # one may be an outlier; two, hardly
                     break
                 status = self.forecast(peak * share // 100, heuristic).status
                 failures = 0 if status == OK else failures + 1
@@ -114,7 +114,7 @@ class Curve:
     def best(self, budget: int) -> Point:
         """Return the heuristic with the least predicted slowdown; if none works, the one with most steps.
 
-        Among equals, the first.
+        Ties go to the first.
         """
         known = [name for name in self.heuristics if (budget, name) in self._predictions]
         forecasts = [(name, self.forecast(budget, name)) for name in known or self.heuristics]

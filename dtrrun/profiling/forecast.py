@@ -1,11 +1,11 @@
-"""Converts the simulator's predictions (operators run again, evictions) to a slowdown in time.
+"""Converts the simulator's predictions (recomputed operators, evictions) to a slowdown in time.
 
-A step consists of its own time, the recomputation, and dtrrun's bookkeeping. The first was measured in a
-plain run. The simulator adds up costs, each the minimum of several calls: real operators take longer, by the
-same factor as in the plain run. Bookkeeping was measured without a budget. Once memory runs short it is
-`PRESSED` times that, since storages enter the pool; each eviction or rematerialization takes `EVENT_NS` more,
-and each evaluation of a score `SCORE_NS` (least squares over nine examples at five budgets each). Runs under
-a budget show the error for a program and a machine: their measurements scale both by a factor.
+A step consists of its own time, recomputation, and dtrrun's bookkeeping. Its own time was measured in a plain
+run. The simulator adds up costs, each the minimum of several calls: real operators take longer, by the same
+factor as in the plain run. Bookkeeping was measured without a budget. Once memory runs short it is `PRESSED`
+times that, since storages enter the pool; each eviction or rematerialization adds `EVENT_NS`, and each
+evaluation of a score `SCORE_NS` (least squares over nine examples at five budgets each). Runs under a budget
+show the error for this program and machine: they scale recomputation and bookkeeping by a factor each.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Model:
     plain: Sequence[MeasuredStep]
     """Steps of a run without a budget."""
     scale: float
-    """An operator's time over its cost in the log."""
+    """Ratio of an operator's time to its cost in the log."""
     predicted_again: float = PRIOR
     measured_again: float = PRIOR
     predicted_own: float = PRIOR
     measured_own: float = PRIOR
-    """Sums over the runs so far, relative to the steps' own time: recomputation, bookkeeping."""
+    """Sums over the runs so far, relative to the steps' own time: recomputation, bookkeeping (`own`)."""
 
     def shares(self, prediction: Prediction) -> list[tuple[float, float]]:
-        """Return each later step's uncorrected recomputation and bookkeeping, relative to its own time."""
+        """Return uncorrected recomputation and bookkeeping per later step, relative to its own time."""
         found = []
         for step, plain in zip(prediction.steps, self.plain, strict=False):
             events = step.evictions + step.rematerializations
@@ -65,7 +65,7 @@ class Model:
         return sum(s * w for s, w in zip(slowdowns, weights, strict=True)) / sum(weights)
 
     def learn(self, prediction: Prediction, measured: Sequence[MeasuredStep]) -> None:
-        """Use the measurements of a run at the budget of this prediction."""
+        """Correct the model by a run at the budget of this prediction."""
         steps, shares = later(measured), self.shares(prediction)
         own_ns = sum(step.own_ns for step in steps)
         if not own_ns or not shares or prediction.status != "ok":
@@ -80,7 +80,7 @@ class Model:
 
 
 def scale_of(plain: Sequence[MeasuredStep], predicted: Sequence[PredictedStep]) -> float:
-    """Return the time of operators in a plain run over the sum of their costs in the log."""
+    """Return the ratio of the operators' time in a plain run to the sum of their costs in the log."""
     costs = {step.index: step.plain_time for step in predicted}
     steps = [step for step in later(plain) if costs.get(step.number)]
     cost = sum(costs[step.number] for step in steps)

@@ -20,11 +20,11 @@ from dtrrun.telemetry.private import open_private
 
 SCHEMA = "dtrrun.profile/1"
 COSTS = ".costs.gz"
-"""Suffix of the file with the costs, which is next to the profile."""
+"""Suffix of the costs file, which is stored next to the profile."""
 
 
 def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
-    """Return the figures; unknown ones are None. words: the target as it was written."""
+    """Return the figures; unknown ones are None. words: the target as the user wrote it."""
     plain = study.plain
     best = study.points.get(study.recommended) if study.recommended is not None else None
     least = study.points.get(study.minimum) if study.minimum is not None else None

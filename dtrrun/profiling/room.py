@@ -1,7 +1,7 @@
-"""What a budget leaves for tensors: all of it on the CPU; on a GPU the driver shows more than tensors.
+"""The part of a budget left for tensors: all of it on the CPU; on a GPU the driver counts more than tensors.
 
 The simulator only knows tensors. The runtime's other memory on a GPU (`runtime.cuda.budget`) is predicted
-here for a session without incidents: its least guard, its least slack.
+here for a session without incidents: minimum guard and minimum slack.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 LEAST_GUARD = 64 << 20
 GUARD_SHARE = 50
 SLACK = 22 << 20
-"""In bytes; a budget of less than a few times that is too small for a GPU anyway."""
+"""In bytes. A budget of less than a few times this is too small for a GPU anyway."""
 
 
 def room_in(budget: int, overhead: int | None) -> int:
-    """Return the bytes for tensors. overhead: of context and libraries, in bytes; None on the CPU."""
+    """Return the bytes left for tensors. overhead: bytes of context and libraries; None on the CPU."""
     if overhead is None:
         return budget
     return max(budget - overhead - max(LEAST_GUARD, budget // GUARD_SHARE) - SLACK, 1)

@@ -1,7 +1,7 @@
 """Searches for the least budget that works, and for the largest value of an option that fits.
 
-Feasibility is not monotonic: a budget can fail although a smaller one works, since other storages are
-evicted. So the minimum is a budget that works, like all tried above it, and 5 % below which a run failed.
+Feasibility is not monotonic: a budget can fail although a smaller one works, since different storages are
+evicted. So a minimum is a budget that works, as do all larger ones tried, while a run 5 % below it failed.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping
 
 
 def below(budget: int) -> int:
-    """Return 5 % less."""
+    """Return `budget` less 5 %."""
     return budget * 95 // 100
 
 
 def above(budget: int) -> int:
-    """Return the least budget of which `budget` is 5 % less."""
+    """Return the least budget whose `below` is `budget`."""
     return -(-budget * 100 // 95)
 
 
 def least(known: Mapping[int, bool]) -> int | None:
-    """Return the least budget tried that worked, and above which all tried did."""
+    """Return the least budget that worked, as did all larger ones tried."""
     failed = _failed(known)
     return min((budget for budget, works in known.items() if works and budget > failed), default=None)
 
 
 def certified(known: Mapping[int, bool]) -> int | None:
-    """Return the least budget tried that is a minimum."""
+    """Return the least budget tried that is a minimum as defined above."""
     failed = _failed(known)
     return min(
         (one for one, works in known.items() if works and one > failed and known.get(below(one)) is False),
@@ -35,9 +35,9 @@ def certified(known: Mapping[int, bool]) -> int | None:
 
 
 def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict[int, bool]) -> int:
-    """Return the minimum in bytes; `top`, which works without evictions, if there is none below.
+    """Return the minimum in bytes; `top`, which works without evictions, if no smaller budget is one.
 
-    check: tries a budget. guess: where to begin. known: earlier results; new ones are added.
+    check: tries a budget. guess: where to start. known: earlier results; new ones are added.
     """
 
     def works(budget: int) -> bool:
@@ -48,7 +48,7 @@ def find_minimum(check: Callable[[int], bool], guess: int, top: int, known: dict
         return known[budget]
 
     found = _on_ladder(works, max(min(max(guess, 1), top), _failed(known)), top)
-    while _failed(known) > found:  # a failure between those tried before
+    while _failed(known) > found:  # an earlier failure between rungs
         found = _on_ladder(works, _failed(known), top)
     return found
 
@@ -59,7 +59,7 @@ def _failed(known: Mapping[int, bool]) -> int:
 
 
 def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:
-    """Search among budgets that are 5 % apart, including `start`: in leaps of 1, 2, 4 …, then by halving."""
+    """Search budgets spaced 5 % apart, including `start`: in leaps of 1, 2, 4 …, then by bisection."""
     rungs = {0: start}
 
     def rung(place: int) -> int:
@@ -88,9 +88,9 @@ def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:
 
 
 def largest(check: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the largest value from `low` to `high` that fits, the next having failed; None if `low` fails.
+    """Return a value that fits: `high`, or one from `low` on whose successor fails; None if `low` fails.
 
-    It doubles from `low`, then halves the interval.
+    Doubles from `low`, then bisects.
     """
     if not check(low):
         return None

@@ -1,4 +1,4 @@
-"""All of `dtrrun profile`: plain runs, predictions, checks by real runs. Keeps its results so far."""
+"""The stages of `dtrrun profile`: plain runs, predictions, checks by real runs. Keeps results so far."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 
 PATIENCE = 18.0
-"""Time limit as a multiple of a plain run's time; checks that remain are omitted."""
+"""Time limit as a multiple of a plain run's time; checks still to do by then are omitted."""
 SIMULATING = 3.0
-"""The simulator's part of that."""
+"""The simulator's share of `PATIENCE`."""
 LEAST_PEAK = 1_000_000
 
 
@@ -32,7 +32,7 @@ class NothingToProfile(Exception):
 
 
 class ScriptFailed(Exception):
-    """The program fails without a budget."""
+    """Raised when the program fails without a budget, or with the least value of `--vary`."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__("the program fails without a budget")
@@ -40,7 +40,7 @@ class ScriptFailed(Exception):
 
 
 class OutOfPatience(Exception):
-    """The time limit is exceeded."""
+    """Raised when the time limit would be exceeded."""
 
 
 def _nothing(study: Study) -> None:
@@ -49,11 +49,11 @@ def _nothing(study: Study) -> None:
 
 @dataclass
 class Study:
-    """What is known of a program so far.
+    """What is known about a program so far.
 
     settings: common to all runs. limit: a step that takes more than this multiple of its own work is
-    thrashing, and its budget does not work. checks: number of budgets of the curve that are run. attend:
-    called repeatedly.
+    thrashing, so its budget does not work. checks: number of budgets on the curve to run. attend: called
+    repeatedly.
     """
 
     command: Sequence[str]
@@ -77,7 +77,7 @@ class Study:
     """Budgets that were run, and whether they worked."""
     recommended: int | None = None
     complete: bool = False
-    """Whether nothing was omitted for lack of time."""
+    """True once all is done, with nothing omitted for lack of time."""
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
     _to_check: int = 6
@@ -87,7 +87,7 @@ class Study:
 
     @property
     def peak(self) -> int:
-        """The least budget that evicts nothing: the tensors' peak, and on a GPU the overhead."""
+        """The least budget that evicts nothing: the tensors' peak, plus the overhead on a GPU."""
         assert self.plain is not None
         return budget_for(self.plain.peak_bytes, self.plain.overhead_bytes)
 
@@ -97,14 +97,14 @@ class Study:
 
     @property
     def certified(self) -> bool:
-        """Whether the minimum is certain: a budget 5 % lower was run, and failed."""
+        """Whether the minimum is certain: a run with a budget 5 % lower failed."""
         return certified(self.worked) is not None
 
     @property
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.started
 
-    # -- the order of things -----------------------------------------------------------------------
+    # -- stages ------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run everything. Raises ScriptFailed, NothingToProfile, LaunchError; earlier results are kept."""
@@ -186,7 +186,7 @@ class Study:
     # -- real runs ---------------------------------------------------------------------------------
 
     def _works(self, budget: int) -> bool:
-        """Run the program inside that budget. Returns whether it works."""
+        """Run the program within this budget. Returns whether it works."""
         assert self.plain is not None
         assert self.curve is not None
         point = self.points[budget] = self.curve.best(budget)
@@ -215,7 +215,7 @@ class Study:
         return trial.status == OK
 
     def _check_curve(self, guess: int) -> None:
-        """Check budgets from a safe one down: evenly spread, and the knee."""
+        """Run budgets that should work, largest first: evenly spread, and the one to recommend so far."""
         budgets = sorted(budget for budget in self.points if guess <= budget < self.peak)
         if not budgets:
             return
@@ -232,7 +232,7 @@ class Study:
             self._works(budget)
 
     def _wanted(self, *, measured: bool = False) -> int | None:
-        """Return the budget to recommend, as far as known. measured: only consider those that were run."""
+        """Return the budget to recommend so far. measured: only consider those that were run."""
         floor = self.minimum if self.worked else None
         curve = {
             budget: slowdown
@@ -256,7 +256,7 @@ class Study:
         """Ensure that the recommended budget has been run."""
         assert self.curve is not None
         while True:
-            for budget, point in self.points.items():  # corrected by runs since then
+            for budget, point in self.points.items():  # runs since then corrected the predictions
                 if point.trial is None:
                     self.points[budget] = self.curve.best(budget)
             wanted = self._wanted()

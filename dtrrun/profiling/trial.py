@@ -17,7 +17,7 @@ from dtrrun.telemetry.fields import OVERHEADS
 from dtrrun.telemetry.record import Snapshot, read_all
 
 OK, TOO_SMALL, THRASH, FAILED = "ok", "too small", "thrash", "failed"
-"""Outcomes of a run: success; budget error; given up; any other failure."""
+"""Outcomes of a run: success; budget error; stopped because too slow; any other failure."""
 NO_MARKS = Marks()
 
 
@@ -30,7 +30,7 @@ class MeasuredStep(NamedTuple):
     """Recomputation and dtrrun's own work."""
     operators_ns: int
     bookkeeping_ns: int
-    """The part of the overhead outside operators that ran again."""
+    """The part of the overhead that is not recomputation."""
     evictions: int
     rematerializations: int
 
@@ -47,15 +47,15 @@ class Trial:
     status: str
     returncode: int
     seconds: float
-    """Of the whole command, including the start of the interpreter."""
+    """Duration of the whole command, including interpreter startup."""
     peak_bytes: int
-    """Of tensors."""
+    """Peak of tensor memory."""
     steps: tuple[MeasuredStep, ...]
     least_budget_bytes: int | None
     tail: str
     processes: int = 1
     overhead_bytes: int | None = None
-    """What the driver shows beyond the allocator's memory, for the process with most; None on the CPU."""
+    """Memory that the driver shows beyond the allocator's: the most of any process; None on the CPU."""
     log_error: str | None = None
     """Why the requested log could not be written."""
     absent: str | None = None
@@ -63,12 +63,12 @@ class Trial:
 
     @property
     def slowdown(self) -> float | None:
-        """Return the time relative to that without a budget, without the first step."""
+        """Return the time relative to that without a budget, excluding the first step."""
         return slowdown(self.steps)
 
 
 def later(steps: Sequence[MeasuredStep]) -> Sequence[MeasuredStep]:
-    """Return all steps but the first, which includes imports, data and model, if there are others."""
+    """Return all steps, without the first (imports, data and model setup) if there are others."""
     return [step for step in steps if step.number > 1] or steps
 
 
@@ -81,7 +81,7 @@ def slowdown(steps: Sequence[MeasuredStep]) -> float | None:
 def run_trial(
     settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
 ) -> Trial:
-    """Run `command` under `settings`, which end it after a few steps. Raises LaunchError."""
+    """Run `command` under `settings`, which stop it after a few steps. Raises LaunchError."""
     with records_folder() as folder, watched(settings, folder):
         environment = child_environment(replace(settings, record_dir=folder))
         ended = run_captured(command, environment, patience, attend)

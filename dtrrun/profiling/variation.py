@@ -1,4 +1,4 @@
-"""The largest value of an option of the program's own that fits into a budget, by short real runs."""
+"""Finds the largest value of a program's option that fits into a budget, by short real runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Variation:
     def run(self) -> None:
         """Run the search.
 
-        Raises LaunchError, and ScriptFailed if the program itself fails with the least value.
+        Raises LaunchError; ScriptFailed if the program itself fails with the least value.
         """
         self.best = largest(self._fits, self.low, self.high)
         self.complete = True
@@ -65,7 +65,7 @@ class Variation:
         return trial.status == OK
 
     def _patience(self, value: int) -> float:
-        """Return a time limit, as if time grew with the value, plus that of a thrashing run."""
+        """Return a time limit that allows for thrashing, assuming time proportional to the value."""
         if self.low not in self.tried:
             return math.inf
         return (self.limit + 2) * self.tried[self.low].seconds * value / self.low + 60

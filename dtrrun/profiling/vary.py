@@ -30,7 +30,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def with_value(target: Sequence[str], template: Sequence[str], value: int) -> list[str]:
-    """Return the target's words with the option set: where it already occurs, else at the end."""
+    """Return the target's words with the option set: replaced where it occurs, else appended."""
     given = [word.replace(PLACE, str(value)) for word in template]
     name = template[0]
     for place, word in enumerate(target):

@@ -1,1 +1,1 @@
-"""What the paper's reader needs, for `dtrrun simulate`: optimal plans of others, the theorems, figures."""
+"""Parts of `dtrrun simulate` for readers of the paper: other authors' planners, the theorems, figures."""

@@ -8,10 +8,10 @@ from .planners.graph import Graph
 
 
 def schedule_of_graph(graph: Graph, name: str = "graph") -> Schedule:
-    """Node i is tensor and storage i. A node and its partners are one operator.
+    """Return a schedule in which node i is tensor and storage i. A node and its partners are one operator.
 
-    A storage is released after its last reader ran, or after its own operator if it has none; outputs are
-    kept. An operator's workspace is what its nodes need together, beyond their sizes.
+    A storage is released after its last reader runs, or after its own operator if nothing reads it; outputs
+    are kept. An operator's workspace is what its nodes need together, beyond their sizes.
     """
     nodes = graph.nodes
     schedule = Schedule(name)

@@ -1,7 +1,7 @@
 """Static planners' results for a log, for comparison (Sec. 4.3, Fig. 3).
 
-They see the whole log before it runs, so they are no alternative for dynamic programs; their results show how
-much could be gained by foresight. For them a view comes and goes with its storage, at no further cost, as in
+They see the whole log before it runs, so they cannot handle dynamic programs; their results show how much
+could be gained by foresight. In their plans a view comes and goes with its storage, at no extra cost, as in
 dtrrun's own runtime; the replay of App. C has to recompute it.
 """
 
@@ -23,7 +23,7 @@ LOWER_BOUND = "lower_bound"
 NAMES = ("chen_sqrt", "chen_greedy", "treeverse", "chain_dp", "checkmate", "search", LOWER_BOUND)
 
 NODES = 60
-"""The size of Checkmate's integer program: in a longer log, neighbouring operators are joined."""
+"""Most nodes for Checkmate's integer program: in a longer log, neighbouring operators are joined."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class PlanRow:
     status: str
     overhead: float | None
     claim: str
-    """The kind of overhead: that of an `optimal` or `feasible` plan, or a `lower bound`; and of which
+    """Whether the overhead is that of an `optimal` or `feasible` plan, or a `lower bound`; and among which
     plans."""
     bound: float | None
-    """Least possible overhead of such plans, if the planner has proved one."""
+    """Lower bound on the overhead of such plans, if the planner has proved one."""
     nodes: int
     """Operators, or groups of them, in the planner's input."""
     seconds: float
@@ -164,7 +164,7 @@ def graph_of(schedule: Schedule) -> Graph:
 
 
 def _forward(schedule: Schedule) -> int | None:
-    """Return how many operators come before the backward pass, without constants, if the log has it."""
+    """Return how many operators, without constants, precede the backward pass, if the log marks it."""
     if schedule.backward is None:
         return None
     before = [event for event in schedule.events[: schedule.backward] if event >= 0]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from .log import Call, Instruction, Mutate
 
 Costs = dict[str, tuple[int, int]]
-"""By a signature's identity: ns, and bytes that it allocates."""
+"""Maps a signature's identity to its cost in ns and the bytes that it allocates."""
 
 
 def costs_of(log: Iterable[Instruction]) -> Costs:
-    """Return what the run knew of each signature at its end."""
+    """Return the cost and bytes that the run knew for each signature at its end."""
     found: Costs = {}
     for one in log:
         if isinstance(one, (Call, Mutate)) and one.facts and "signature" in one.facts:

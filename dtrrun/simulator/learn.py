@@ -1,10 +1,10 @@
-"""Searches for the heuristic that suits a program, on a log of its latest steps, in a process beside it.
+"""Finds the heuristic that suits a program by replaying its latest steps, in a separate process.
 
     python -c "…; from dtrrun.simulator.learn import main; main()" '{"log": …, "answer": …, …}'
 
-The log holds steps of which the first ones are what a rule with foresight knows, and the others are what it
-is judged by: where steps differ, a rule that knew those would win here, and lose in the run. Standard library
-only, since it runs in the target's interpreter.
+A rule with foresight knows only the first steps of the log, and is judged by the others. Where steps differ,
+a rule that knew the steps it is judged by would win here, but lose in the run. Standard library only, since
+it runs in the target's interpreter.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ STARTS = (
     Settings("ancestors", 0.2, 0.5, False).name,
     "h_chain",
 )
-"""In the order of what they win (`docs/design/auto.md`)."""
+"""Ordered so that each next one gains the most (`docs/design/auto.md`)."""
 LIMIT = 10.0
-"""A rule that takes more than this multiple of the plain time is no alternative."""
+"""Reject a rule that takes more than this multiple of the plain time."""
 TIGHTER = 0.97
-"""What is found must also run in this share of the budget, if the present rule does: a step may need more."""
+"""If the present rule runs in this share of the budget, the one found must too: a step may need more."""
 EVERY = 0.5
-"""Seconds between two looks at the time, and at whether the program still runs."""
+"""Seconds between checks of the time and of whether the program still runs."""
 SPARE = 0.1
-"""A rule may recompute more in the steps that are not judged, by this share of the plain time."""
+"""Extra recomputation, as a share of the plain time, allowed for the steps that are not judged."""
 
 
 class Wanted(NamedTuple):
-    """log, answer: files. budget_bytes: for tensors. known: the number of steps that a rule knows.
+    """log, answer: files. budget_bytes: for tensors. known: number of steps that a rule with foresight knows.
 
-    present: the rule that the log was made with. seconds, memory_bytes: bounds on this search.
+    present: the rule that the log was made with. seconds, memory_bytes: limits of this search.
     """
 
     log: str
@@ -71,15 +71,15 @@ class Wanted(NamedTuple):
 
 
 class Judge:
-    """Replays the log with a rule, and judges its last steps alone."""
+    """Replays the log with a rule, and judges only the last steps."""
 
     def __init__(self, instructions: Sequence[Instruction], wanted: Wanted) -> None:
         self._instructions, self._wanted = instructions, wanted
         self.steps: list[WatchedStep] = watched_steps(instructions, wanted.log)
-        """Those of the log, the last ones too."""
+        """All steps of the log, including the last ones."""
 
     def runs_in_less(self, heuristic: str) -> bool:
-        """Whether a somewhat smaller budget would be enough."""
+        """Return whether a slightly smaller budget would be enough."""
         known, budget = self._wanted.known, int(self._wanted.budget_bytes * TIGHTER)
         steps = self.steps[:known]
         found = predict(self._instructions, budget, heuristic, limit=LIMIT, watched=lambda: steps)
@@ -104,7 +104,7 @@ class Judge:
 
 
 def search(wanted: Wanted) -> None:
-    """Write the best rule so far into the answer, again and again. Raises LogError, OSError."""
+    """Write each better rule to the answer file as it is found. Raises LogError, OSError."""
     started = perf_counter()
     log = read_log(wanted.log)
     judge = Judge(log, wanted)
@@ -153,7 +153,7 @@ def search(wanted: Wanted) -> None:
 
 
 def _write(path: str, answer: dict[str, Any]) -> None:
-    """All at once, into a folder that only we can access."""
+    """Replace the file atomically, in a folder that only we can access."""
     with open(f"{path}.part", "w") as file:
         json.dump(answer, file)
     os.replace(f"{path}.part", path)
@@ -168,11 +168,11 @@ def main() -> None:
             shutil.rmtree(os.path.dirname(wanted.log), ignore_errors=True)
             os._exit(1)
         if perf_counter() - started >= wanted.seconds:
-            raise TimeoutError("the logged steps are too long")  # which is an OSError
+            raise TimeoutError("the logged steps are too long")  # TimeoutError is an OSError
 
     os.nice(19)
     bound = wanted.memory_bytes
-    with suppress(OSError, ValueError):  # a lower one may be set already
+    with suppress(OSError, ValueError):  # a lower limit may be set already
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, min(wanted.seconds, EVERY), EVERY)

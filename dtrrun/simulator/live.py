@@ -1,6 +1,6 @@
-"""Predicts dtrrun's own runtime for a recorded step under a budget (`--semantics dtrrun`).
+"""Predicts how dtrrun's own runtime runs a recorded step under a budget (`--semantics dtrrun`).
 
-The log says what the program does. The core of the live runtime decides what follows, on stand-ins for
+The log says what the program does. The live runtime's own core makes the decisions, on stand-ins for
 storages.
 """
 
@@ -35,7 +35,7 @@ from .snapshot import new_signature, restore
 from .standins import OutOfBudget, StandInExecutor, StandInMemory
 
 FORMAT = 1
-FAILED = "FAILED"  # an operator that has raised an error
+FAILED = "FAILED"  # an operator that raised an error
 
 
 @dataclass
@@ -55,9 +55,9 @@ class PredictedStep:
 @dataclass
 class Prediction(Outcome):
     steps: list[PredictedStep] = field(default_factory=list)
-    """The steps that the log contains to their end."""
+    """The steps that the log contains in full."""
     least_budget_bytes: int | None = None
-    """oom: the least budget for the operator that did not fit."""
+    """If the status is oom: the least budget for the operator that did not fit."""
 
 
 def predict(
@@ -75,8 +75,8 @@ def predict(
 
     limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
     warn_only: as `--over-budget warn`. watched: returns the steps known to a heuristic with foresight; those
-    of this log if None. name: for errors, if `log` is no path. options: of `make_policy`. Raises LogError for
-    a log not made by `dtrrun record`, OSError, and CannotBuild.
+    of this log if None. name: for errors, if `log` is not a path. options: for `make_policy`. Raises LogError
+    for a log not made by `dtrrun record`, OSError, and CannotBuild.
     """
     if isinstance(log, (str, Path)):
         name, log = str(log), read_log(log)
@@ -90,7 +90,7 @@ def predict(
 
 
 class Compiled:
-    """A log that need not be read again for its next run. `head`: the facts of its beginning."""
+    """A log compiled once for any number of runs. `head`: the facts of its first instruction."""
 
     def __init__(self, instructions: Sequence[Instruction], name: str) -> None:
         """name: for errors. Raises LogError, and CannotBuild."""
@@ -132,7 +132,7 @@ class Compiled:
 
 
 def compiled(instructions: Sequence[Instruction], name: str) -> Compiled:
-    """Return a log as a program. Predictions of one log share it, as long as the log exists."""
+    """Return a compiled log. Predictions of the same log share it while it is among the last KEPT."""
     for known, program in _compiled:
         if known is instructions:
             return program
@@ -142,7 +142,7 @@ def compiled(instructions: Sequence[Instruction], name: str) -> Compiled:
     return program
 
 
-KEPT = 2  # logs, each with its program
+KEPT = 2  # compiled logs in the cache
 _compiled: list[tuple[Sequence[Instruction], Compiled]] = []
 
 
@@ -164,7 +164,7 @@ def _not_fitting(name: str, place: int, error: Exception) -> LogError:
 
 
 def watched_steps(instructions: Sequence[Instruction], name: str = "the log") -> list[WatchedStep]:
-    """Return the steps of a log as the runtime would have recorded them. Raises like `predict`."""
+    """Return the steps of a log as the runtime would have recorded them. Raises as `predict` does."""
     run = _Run(compiled(instructions, name), None, make_policy("size"), inf, warn_only=False)
     watch = run.watch()
     run.go()
@@ -224,7 +224,7 @@ class _Run:
 
     def watch(self) -> _Watch:
         """Record the steps that begin from now on."""
-        self.ledger.begin_pressure()  # a run under a budget is watched, and copies weights
+        self.ledger.begin_pressure()  # as in the watched run, which has a budget and so copies weights
         self._watch = _Watch(self.dtr)
         self._watch.begin()
         self.run.watch = self._watch.ran
@@ -265,7 +265,7 @@ class _Run:
         evictions, again = dtr.eviction.evictions, dtr.rematerializer.rematerializations
         return self.ledger.clock, self.run.plain_ns, evictions, again, dtr.policy.score_evaluations
 
-    # -- what is no operator ---------------------------------------------------------------------
+    # -- events other than operators -------------------------------------------------------------
 
     def _event(self, text: str, facts: dict[str, Any]) -> None:
         _EVENTS[text](self, facts)

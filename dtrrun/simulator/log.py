@@ -1,4 +1,4 @@
-"""Operator logs in the paper's format (App. C.6): one JSON object a line.
+"""Operator logs in the paper's format (App. C.6): one JSON object per line.
 
     {"INSTRUCTION": "CONSTANT", "NAME": "x1"}                     followed by one MEMORY
     {"INSTRUCTION": "CALL", "NAME": "mm", "ARGS": ["x1", "x2"], "RESULT": ["x3"], "TIME": "9118"}
@@ -6,7 +6,7 @@
     {"INSTRUCTION": "MEMORY", "NAME": "x3", "MEMORY": "4096"}
     {"INSTRUCTION": "ALIAS", "NAME": "x3", "ALIAS": "-1"}         index of the argument, -1: none
     {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["x3"], "MUTATE": [0], "TIME": "73429"}
-    {"INSTRUCTION": "COPY", "DST": "x4", "SRC": "x3"}             a further reference
+    {"INSTRUCTION": "COPY", "DST": "x4", "SRC": "x3"}             another reference
     {"INSTRUCTION": "COPY_FROM", "DST": "x4", "SRC": "x1"}        x4 now refers to x1
     {"INSTRUCTION": "RELEASE", "NAME": "x4"}
     {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}            everything before it is skipped
@@ -91,8 +91,8 @@ Instruction = Constant | Call | Mutate | Copy | CopyFrom | Release | Annotate
 def read_log(path: str | Path) -> list[Instruction]:
     """Return the instructions of a log file, from its START annotation (or from the beginning without one).
 
-    The annotation is omitted unless it has facts. Raises LogError, also for a log without an operator and for
-    a truncated one of `dtrrun record`; and OSError.
+    The annotation is omitted unless it has facts. Raises OSError, and LogError, also for an empty log or a
+    truncated one of `dtrrun record`.
     """
     reader = _Lines((), str(path))
     try:
@@ -125,7 +125,7 @@ def _from_start(instructions: Iterable[Instruction]) -> list[Instruction]:
 
 
 def _check_whole(found: Sequence[Instruction], reader: _Lines) -> None:
-    """Raise LogError for an incomplete log. The paper's own logs have no mark at their end."""
+    """Raise LogError for an incomplete log. The paper's own logs have no end marker."""
     if not found:
         raise LogError(f"{reader.name}: the log is empty")
     head, last = found[0], found[-1]
@@ -139,7 +139,7 @@ def _check_whole(found: Sequence[Instruction], reader: _Lines) -> None:
 
 
 def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
-    """Yield the instructions of `lines`. name: for the messages. Raises LogError."""
+    """Yield the instructions of `lines`. name: for error messages. Raises LogError."""
     return _instructions(_Lines(lines, name))
 
 
@@ -187,7 +187,7 @@ def _call(reader: _Lines) -> Call:
 
 
 class _Lines:
-    """Reads one line's fields at a time, and makes messages with the line number."""
+    """Reads the fields of one line at a time, and adds the line number to error messages."""
 
     def __init__(self, lines: Iterable[str], name: str) -> None:
         self._lines = iter(lines)
@@ -216,7 +216,7 @@ class _Lines:
         return None
 
     def follow(self, kind: str, name: str) -> None:
-        """Read the next line, which must be this instruction about `name`."""
+        """Read the next line, which must be an instruction of this kind about `name`."""
         fields = self.next()
         if fields is None:
             raise self.error(f"the log ends where {kind} of {name} must follow")

@@ -1,8 +1,8 @@
-"""Searches for the heuristic and settings with the least overhead for a log and a budget.
+"""Finds the heuristic and settings with the least overhead for a log and a budget.
 
-A recorded step can be replayed any number of times. First some heuristics that each win somewhere are tried,
-then the neighbours of the best h_chain (`dtrrun.core.chain`), one setting at a time, while that improves. A
-replay ends as soon as it has recomputed more than the best so far.
+A recorded step can be replayed any number of times. The search first tries some heuristics that each win
+somewhere, then varies the settings of the best h_chain (`dtrrun.core.chain`) one at a time, as long as that
+improves the result. A replay ends as soon as it has recomputed more than the best so far.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEXT_EXPONENTS = (*EXPONENTS, 1.5, 2.0)
 class Found:
     """The best outcome, its settings, and everything that was tried.
 
-    If no attempt succeeds, `outcome` is a failed one. Its `seconds` are those of all replays.
+    If no attempt succeeds, `outcome` is a failed one. Its `seconds` cover all replays.
     """
 
     heuristic: str
@@ -64,15 +64,15 @@ def find(
     """Find the best heuristic.
 
     limit: multiple of the plain time, above which a replay fails. foresight: whether heuristics with
-    foresight are allowed. tries: maximum number of replays. starts: tried first. tell: called with each that
-    is better than all before.
+    foresight are allowed. tries: maximum number of replays. starts: tried first. tell: called for each
+    heuristic that is better than all before it.
     """
     started = perf_counter()
     tried: dict[str, Outcome] = {}
     best = ""
 
     def attempt(name: str) -> bool:
-        """Try a heuristic. Returns whether it is better than all before."""
+        """Try a heuristic. Return whether it is better than all before it."""
         nonlocal best
         if name in tried or len(tried) >= tries:
             return False

@@ -1,6 +1,6 @@
 """Replay of a schedule under a budget, with the paper's semantics (App. C.4 and C.5).
 
-`core/paper/semantics.h` runs it.
+Implemented in `core/paper/semantics.h`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Outcome:
 
     status: str
     time: int
-    """Time of all operators run, until the end or the failure."""
+    """Total time of the operators run until the end or the failure."""
     plain_time: int
     peak_bytes: int
     evictions: int
@@ -52,8 +52,8 @@ class Outcome:
 
 
 Observer = Callable[[str, int], None]
-"""Called with "compute" or "evict", and the number of the storage whose memory was allocated or freed; and
-with "run", and the number of an operator that is about to run."""
+"""Called with "compute" or "evict" and the number of the storage whose memory was allocated or freed, and
+with "run" and the number of an operator that is about to run."""
 
 
 class Replay:
@@ -95,12 +95,12 @@ class Replay:
             observer,
         )
         self.core.add(schedule.core)
-        if rule.foresight:  # which must not keep the replay alive
+        if rule.foresight:  # foresight must not keep the replay alive
             self.core.foresee(Foresight(weakref.proxy(self), [] if previous is None else [previous.step]))
 
     @property
     def age(self) -> int:
-        """For `core.foresight`, like the next."""
+        """Used by `core.foresight`, as is `made_last`."""
         age: int = self.core.age
         return age
 

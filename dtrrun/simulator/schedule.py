@@ -36,8 +36,8 @@ CONSTANT = "constant"
 class Operator:
     """A call: inputs and outputs are indices of tensors; cost in ns. A constant has no inputs and no cost.
 
-    workspace: bytes that it needs while it runs, in addition to its outputs. Logs have none, but a group of
-    operators that runs as one does.
+    workspace: bytes that it needs while it runs, in addition to its outputs. Always 0 in logs, but not for a
+    group of operators that runs as one.
     """
 
     name: str
@@ -66,16 +66,16 @@ class Schedule:
     outputs: list[int] = field(default_factory=list)
     """Tensors that the program holds at the end, one for each name (output condition)."""
     backward: int | None = None
-    """The event that begins the backward pass, if the log has it."""
+    """The event that begins the backward pass, if the log marks it."""
 
     @property
     def cost(self) -> int:
-        """Return the time of all operators in ns: the plain run's."""
+        """Return the total time of all operators in ns: that of the plain run."""
         return sum(operator.cost for operator in self.operators)
 
     @property
     def constants(self) -> set[int]:
-        """The storages that are constant."""
+        """The constant storages."""
         return {
             self.storage_of[one]
             for operator in self.operators
@@ -101,7 +101,7 @@ class Schedule:
 
     @property
     def largest_bytes(self) -> int:
-        """Return the most that an operator's inputs and outputs take, without constants: the least budget."""
+        """Return the most bytes of one operator's inputs and outputs, without constants: the least budget."""
         most = 0
         for operator in self.operators:
             if operator.name == CONSTANT:
@@ -117,12 +117,12 @@ class Schedule:
 
     @cached_property
     def core(self) -> Any:
-        """Return what `core/paper/semantics.h` needs of this, once it is complete. Raises CannotBuild."""
+        """Return the form that `core/paper/semantics.h` uses, once this is complete. Raises CannotBuild."""
         return load().Schedule(self.nbytes, self.storage_of, self.roots, self.operators, CONSTANT)
 
     @cached_property
     def step(self) -> WatchedStep:
-        """Return what a later step can know of this one, once it is complete."""
+        """Return what a later step can know about this one, once this is complete."""
         step, place, ages = WatchedStep(), self.storage_of, [0] * len(self.nbytes)
         for age, one in enumerate(self.operators, 1):
             for tensor in one.outputs:

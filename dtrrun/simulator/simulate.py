@@ -24,13 +24,13 @@ def prepare(
     observer: Observer | None = None,
     previous: Schedule | None = None,
 ) -> Replay:
-    """Make a replay of `schedule` with the paper's semantics (App. C) inside `budget_bytes`, None: no budget.
+    """Make a replay of `schedule` with the paper's semantics (App. C) in `budget_bytes` (None: no budget).
 
     heuristic: as for `make_policy`. deallocation: one of DEALLOCATIONS. limit: multiple of the plain run's
-    time, above which it is thrashing (Sec. 4.2). paper_ties: among equal scores, choose as the authors'
-    simulator does: the storage inserted last, where locked ones are reinserted; otherwise the first one.
+    time, above which it is thrashing (Sec. 4.2). paper_ties: among equal scores, choose the storage inserted
+    last, with locked ones reinserted, as the authors' simulator does; otherwise the one inserted first.
     scan: find the least score by computing all, as the paper does. previous: the previous step, known to a
-    heuristic with foresight; one like this if None. Raises ValueError for an unknown name, and CannotBuild.
+    heuristic with foresight; if None, one like this. Raises ValueError for an unknown name, and CannotBuild.
     """
     if deallocation not in DEALLOCATIONS:
         raise ValueError(f"{deallocation!r} is not one of {', '.join(DEALLOCATIONS)}")
@@ -59,7 +59,7 @@ def simulate(
 ) -> Outcome:
     """Run the replay that `prepare` makes, with the same arguments.
 
-    count: storage accesses (App. D.3).
+    count: whether to count storage accesses (App. D.3).
     """
     replay = prepare(schedule, budget_bytes, heuristic, **options)
     outcome = replay.run()

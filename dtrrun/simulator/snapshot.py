@@ -34,7 +34,7 @@ def restore(
 ) -> None:
     """Fill the ledger from the facts of a STATE annotation.
 
-    put: called with the number and the stand-in of each storage. content: returns the latter.
+    put: called with the number and the stand-in of each storage. content: returns the stand-in for a number.
     """
     ledger, versions = dtr.ledger, []
     for told in facts["records"]:

@@ -1,4 +1,4 @@
-"""Stand-ins for the core of the live runtime in a simulation: storages with a size and no content."""
+"""Stand-ins that the live runtime's core uses in a simulation: storages with a size and no content."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .replay import Stopped
 
 
 def new_content(nbytes: int, *, ours: bool = True, elsewhere: bool = False) -> Any:
-    """Return a stand-in for a storage. Like one, it dies when nothing refers to it any more.
+    """Return a stand-in for a storage. Like a storage, it dies when nothing refers to it any more.
 
-    ours: its memory is of our allocator's. elsewhere: it is on another device.
+    ours: its memory comes from our allocator. elsewhere: it is on another device.
     """
     return load().Content(nbytes, ours=ours, elsewhere=elsewhere)
 
 
 class StandInMemory:
-    """What the core asks Python of storages, of stand-ins (compare `runtime.storage`)."""
+    """What the core asks Python about storages, answered for stand-ins (compare `runtime.storage`)."""
 
     @staticmethod
     def size_of(content: Any) -> int:
@@ -57,7 +57,7 @@ class StandInMemory:
 
 
 class OutOfBudget(Exception):
-    """The budget can't hold an operator. Made like the runtime's `BudgetError`."""
+    """The budget can't hold an operator. Constructed like the runtime's `BudgetError`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -65,7 +65,7 @@ class OutOfBudget(Exception):
 
 
 class StandInExecutor:
-    """Runs nothing: C++ adds up the costs (`bindings/standins.h`), and calls `stop` beyond its limit."""
+    """Runs nothing: C++ adds up the costs (`bindings/standins.h`), and calls `stop` above its limit."""
 
     @staticmethod
     def below() -> AbstractContextManager[None]:

@@ -49,7 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Cell:
-    """One replay of a sweep. `log` is the name in results."""
+    """One replay of a sweep. `log`: the log's name in results."""
 
     path: str
     log: str
@@ -57,14 +57,14 @@ class Cell:
     budget: Budget
     deallocation: str = "eager"
     search: str = "heap"
-    """Or scan: computes every score each time, and makes the same choices."""
+    """Either heap or scan; scan computes every score each time, and makes the same choices."""
     limit: float = 2.0
     paper_ties: bool = True
     seed: int = 0
     count: bool = False
     """Whether to count storage accesses (App. D.3)."""
     semantics: str = "paper"
-    """Or dtrrun: the behaviour of dtrrun's own runtime, for logs of `dtrrun record`."""
+    """Either paper, or dtrrun for the behaviour of dtrrun's own runtime (logs of `dtrrun record` only)."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def log_at(path: str) -> Sequence[Instruction]:
 
 @lru_cache(maxsize=4)
 def steps_at(path: str) -> Sequence[WatchedStep]:
-    """Return the steps of that file, for heuristics with foresight: a portfolio tries many."""
+    """Return the steps of that file, for heuristics with foresight. Cached: a portfolio tries many."""
     return watched_steps(log_at(path), path)
 
 
@@ -153,7 +153,7 @@ def read_facts(paths: Sequence[str]) -> list[Facts]:
 
 
 def log_name(path: str) -> str:
-    """`folder/lstm.log.gz` is `lstm`."""
+    """Return a log's name in results: `lstm` for `folder/lstm.log.gz`."""
     return Path(path).name.removesuffix(".gz").removesuffix(".log")
 
 
@@ -207,7 +207,7 @@ def run_cell(cell: Cell) -> Row:
 
 @lru_cache(maxsize=16)
 def peak_of(path: str, semantics: str) -> int:
-    """Return the peak without a budget in bytes, of which budgets are fractions."""
+    """Return the peak bytes without a budget; budgets may be fractions of it."""
     if semantics == "dtrrun":
         return predict(log_at(path), None, name=path).peak_bytes
     return schedule_at(path).peak_bytes
@@ -232,7 +232,7 @@ def _replayer(cell: Cell, nbytes: int) -> Replayer:
 
 
 def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:
-    """`run_all` of `run_cell`."""
+    """`run_all` with `run_cell`."""
     return run_all(run_cell, wanted, jobs)
 
 
@@ -247,7 +247,7 @@ def run_all(
         for index, cell in enumerate(wanted):
             yield index, run(cell)
         return
-    # Fresh interpreters, since a fork would copy locks of threads, for instance of a progress bar.
+    # Fresh interpreters, since a fork would copy locks held by threads, for instance a progress bar's.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(wanted)), context, _quiet) as executor:

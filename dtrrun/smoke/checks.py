@@ -1,4 +1,4 @@
-"""The checks of two runs, and their results."""
+"""The checks that compare two runs, and their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMED = 3  # maximum number of differences named
 
 @dataclass(frozen=True)
 class Check:
-    """passed: None if an earlier failure prevented the check. seconds: of its run."""
+    """passed: None if the check was impossible. seconds: duration of its run."""
 
     name: str
     passed: bool | None
@@ -31,7 +31,7 @@ def skipped(names: Sequence[str], why: str) -> list[Check]:
 
 
 def check_run(name: str, run: Run) -> Check:
-    """Check that it ended well, with at least one step."""
+    """Check that the run succeeded and made at least one step."""
     seconds = run.ended.seconds
     if run.error:
         return Check(name, False, run.error, seconds)
@@ -46,7 +46,7 @@ def check_run(name: str, run: Run) -> Check:
 def check_state(plain: Run, other: Run, again: Callable[[], Run] | None = None) -> Check:
     """Check that parameters, buffers, optimizers and the random generator ended with the same bits.
 
-    again: runs the program plainly once more, to find out whether it repeats at all.
+    again: makes another plain run, to find out whether the program's results repeat at all.
     """
     name = NAMES[2]
     if len(plain.states) != len(other.states):
@@ -70,7 +70,7 @@ def check_state(plain: Run, other: Run, again: Callable[[], Run] | None = None) 
 
 
 def differences(one: State, two: State) -> list[str]:
-    """Return the names whose bits differ, or that only one of the two has."""
+    """Return the names whose bits differ, or that only one of the two states has."""
     names = dict.fromkeys([*one["digests"], *two["digests"]])
     return [name for name in names if one["digests"].get(name) != two["digests"].get(name)]
 

@@ -1,4 +1,4 @@
-"""One short run of the program with its output captured, and what it left."""
+"""One short run of the program with its output captured, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dtrrun.telemetry.record import Snapshot, read_all
 from dtrrun.telemetry.state import State, read_state
 
 REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Without it, cuBLAS may compute otherwise from run to run, and PyTorch warns of that."""
+"""Without it, cuBLAS results may vary from run to run, and PyTorch warns about that."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Run:
 
 
 def _peak(snapshot: Snapshot) -> int:
-    """Return the memory that the budget limits: tensors on the CPU; on a GPU all that the driver shows."""
+    """Return the memory that the budget limits: tensors on the CPU; all that the driver shows on a GPU."""
     counters, driver = snapshot.counters, snapshot.driver
     if counters["device_index"] < 0:
         return counters["peak_bytes"]

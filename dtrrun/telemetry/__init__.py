@@ -1,1 +1,1 @@
-"""The record of a training process: figures that it writes and the launcher, or `dtrrun top`, reads."""
+"""The record of a training process: figures that it writes, and that the launcher or `dtrrun top` reads."""

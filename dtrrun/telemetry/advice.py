@@ -1,8 +1,8 @@
-"""Advice for a user whose budget is too small: what is known of the least budget, and how to find it.
+"""Advice for a user whose budget is too small: what is known about the least budget, and how to find it.
 
 The least budget of one operator is known when it fails, but a later operator may need more. What training
-keeps in memory in any case is a second lower bound, often a larger one. The error message and the views of a
-run use the same words for both.
+always keeps in memory is a second lower bound, often a larger one. The error message and the views of a run
+use the same words for both.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def advice(
 ) -> str:
     """`at least 37 MB for aten.mm; parameters, ... need about 497 MB. Try --budget 560MB ...; ... the least`.
 
-    training: bytes by the names in `PARTS`, None if they cannot be estimated. expected_bytes: the budget that
-    is expected to be enough, 0 if unknown. how: how to give a budget, and how to find the least one.
+    training: bytes by the names in `PARTS`, None if they cannot be estimated. expected_bytes: the budget
+    expected to be enough, 0 if unknown. how: how to give a budget, and how to find the least one.
     """
     clauses = [f"at least {format_size_up(least_bytes)}" + (f" for {operator}" if operator else "")]
     given = training or {}
@@ -52,7 +52,7 @@ def advice(
 
 
 def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
-    """Like `advice`, from the table of an error in a record (docs/report.md), all of whose fields are
+    """Like `advice`, from the error table of a record (docs/report.md), in which every field is
     optional."""
     sizes = (least_bytes, error.get("least_budget_bytes"), error.get("called_bytes"))
     least = max(size for size in sizes if isinstance(size, int))

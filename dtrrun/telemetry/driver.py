@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SOURCES = ("nvml_pid", "kfd_pid", "nvml_new_pid", "device_delta", "reserved_overhead")
-"""Sources of a figure, most direct first: NVML's list of processes, by process id; that of KFD, AMD's kernel
-driver; NVML's only entry that is new since the launch (a container's ids are not the host's); the growth of
-the device's use, if it was idle; the process's own figures, allocator and measured overhead."""
+"""Sources of a figure, most direct first: NVML's list of processes, by process id; the same from KFD, AMD's
+kernel driver; NVML's only entry that is new since the launch (a container's ids are not the host's); growth
+of the device's use, if it was idle; the process's own figures (allocator plus measured overhead)."""
 PER_PROCESS = SOURCES[:3]
 
 SUFFIX = ".driver"
@@ -39,12 +39,12 @@ class DriverUse:
     device: str
     """The device's UUID, or `cuda:N` without NVML."""
     nbytes: int
-    """Of the last reading."""
+    """In the last reading."""
     peak_bytes: int
     source: str
     """Of the last reading: one of SOURCES."""
     violations: int = 0
-    """How often it exceeded the budget."""
+    """How often the process exceeded the budget."""
     most_over_bytes: int = 0
     """The largest excess."""
 

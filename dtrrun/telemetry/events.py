@@ -6,7 +6,7 @@ counted. The file contains
     header    magic, process id, number of events left out
     events    fixed size; an event of kind NAME is followed by the text of a name
 
-All times are the system's monotonic clock, which all processes share.
+All times are on the system's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ EVENT = struct.Struct("<BxHIqqqqq")
 NAME, REMATERIALIZE, EVICT, SEARCH, STEP = range(5)
 MOST_NAMES, LONGEST_NAME, NO_NAME = 4096, 200, 0xFFFF
 MOST_WITH_MODULE = MOST_NAMES - 1024
-"""Beyond this, names have no module: a model with very many modules must not use up the names."""
+"""Beyond this many, names omit the module: a model with very many modules must not use up the names."""
 MODULE = "\x1f"
 """In a name, separates the operator from the module that called it, if known."""
 
 
 class Event(NamedTuple):
-    """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, at its end; ns and bytes.
+    """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, recorded when it ends; in ns and bytes.
 
-    name: of the operator that was run again, or whose output was evicted or found ("" for none), see MODULE.
-    nbytes: of that output; for a STEP, its number from 1. resident_bytes and evicted_bytes: of all tensors.
+    name: the operator that was run again, or whose output was evicted or found ("" for none), see MODULE.
+    nbytes: size of that output; for a STEP, its number from 1. resident_bytes, evicted_bytes: all tensors.
     """
 
     kind: int
@@ -68,7 +68,7 @@ class EventWriter:
         self._left_out = 0
         self._flushed_ns = 0
         self._names: dict[str, int] = {}
-        self._lock = threading.RLock()  # a signal handler may interrupt it
+        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt `add`
 
     def add(
         self, kind: int, name: str, start_ns: int, nbytes: int, resident_bytes: int, evicted_bytes: int
@@ -124,14 +124,14 @@ class EventWriter:
 
 @dataclass(frozen=True)
 class Events:
-    """The events of one process. left_out: number of events after its file was full."""
+    """The events of one process. left_out: number of events lost once its file was full."""
 
     pid: int
     left_out: int
     data: bytes
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield the events in the order in which they ended, without a torn one at the end."""
+        """Yield the events in the order in which they ended, ignoring a torn one at the end."""
         names: dict[int, str] = {}
         at = 0
         while at + EVENT.size <= len(self.data):

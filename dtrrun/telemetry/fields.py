@@ -1,14 +1,14 @@
 """The numbers of a training process's record, in the order of its file.
 
-All are signed 64-bit integers; bytes are bytes, times are nanoseconds, the rest are counts.
+All are signed 64-bit integers; sizes are in bytes, times in nanoseconds, the rest are counts.
 """
 
 COUNTERS = (
     "budget_bytes",  # -1: no budget, counting only
     "resident_bytes",  # tensor memory held now, as rounded by the allocator
     "peak_bytes",  # maximum held at once
-    "evictable_bytes",  # of resident: what could be evicted
-    "pinned_bytes",  # of resident: what can't be evicted (constants, gradients, escapes, ...)
+    "evictable_bytes",  # part of resident that could be evicted
+    "pinned_bytes",  # part of resident that can't be evicted (constants, gradients, escapes, ...)
     "evicted_bytes",  # reachable by the program, but not in memory now
     "live_storages",
     "evictions",
@@ -17,7 +17,7 @@ COUNTERS = (
     "rematerialized_bytes",
     "operators",  # operators that the program itself ran
     "steps",  # optimizer steps
-    "over_budget",  # times that the budget was exceeded: with warn only, or by tensors from outside
+    "over_budget",  # times the budget was exceeded: in warn-only mode, or by tensors from outside
     "verified",  # storages whose fingerprint was compared after rematerialization
     "verify_mismatches",
     "score_evaluations",
@@ -27,20 +27,20 @@ COUNTERS = (
     "scoring_ns",  # computing scores
     "search_ns",  # comparing scores, keeping the heap
     "bookkeeping_ns",  # dtrrun's remaining work
-    "least_budget_bytes",  # if a budget was too small: a sufficient one; 0 otherwise
+    "least_budget_bytes",  # if a budget was too small: one enough at that point; 0 otherwise
     "reserved_bytes",  # held by the CUDA caching allocator from the driver; 0 on the CPU
     "reserved_peak_bytes",
-    "overhead_bytes",  # what the driver shows beyond that: context, libraries; as last measured
-    "footprint_peak_bytes",  # the most of both together
+    "overhead_bytes",  # what the driver shows beyond reserved: context, libraries; as last measured
+    "footprint_peak_bytes",  # peak of reserved plus overhead
     "guard_bytes",  # kept free below the budget for unpredicted memory
     "cap_bytes",  # the allocator's own limit
-    "device_index",  # the CUDA device, -1: the CPU
+    "device_index",  # the CUDA device; -1: the CPU
     "oom_retries",  # operators tried again after an out-of-memory error
     "fragmented_bytes",  # reserved, but in blocks too small to be useful at the last check
     "process_peak_bytes",  # the process's peak memory, everything included; 0: unknown
 )
 
 PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
-"""Parts of the time in a training process, as in the paper's Fig. 4; the rest of `wall` is `other`."""
+"""Parts of a training process's time, as in the paper's Fig. 4; the rest of `wall` is `other`."""
 OVERHEADS = tuple(f"{part}_ns" for part in PARTS[1:])
-"""The counters of the overhead of a budget: recomputation and dtrrun's work."""
+"""The counters that make up a budget's overhead: recomputation and dtrrun's work."""

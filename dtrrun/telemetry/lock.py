@@ -1,8 +1,8 @@
-"""The lock with which a launcher holds a run's folder of records while it lives.
+"""The lock that a launcher holds on a run's folder of records while it lives.
 
 Standard library only. The system releases the lock however the launcher ends, and containers that share the
-folder see it too, whereas process ids would be useless. Its file names the machine on which it was taken, and
-that machine's boot: some network file systems keep locks local to a machine.
+folder see it too, whereas process ids would be useless there. The lock file identifies the machine that took
+it, and that machine's boot: some network file systems keep locks local to a machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def take(folder: str) -> int:
     """Lock our own new folder. Returns a descriptor for `drop`. Raises OSError."""
     path = os.path.join(folder, LOCK)
     descriptor = os.open(f"{path}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with suppress(OSError):  # without locks in the file system, it never counts as abandoned
+    with suppress(OSError):  # if the file system has no locks, it never counts as abandoned
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.write(descriptor, machine().encode())
     os.rename(f"{path}.new", path)  # so it never appears unlocked
@@ -27,14 +27,14 @@ def take(folder: str) -> int:
 
 
 def drop(folder: str, descriptor: int) -> None:
-    """Normal end: from now on there is no lock, rather than a free one."""
+    """End normally: remove the lock file, since a free lock means abandoned."""
     with suppress(OSError):
         os.unlink(os.path.join(folder, LOCK))
     os.close(descriptor)
 
 
 def abandoned_on(folder: str) -> str | None:
-    """Return the `machine` on which a launcher was killed and left its folder, or None if it was not."""
+    """Return the `machine` on which the folder's launcher was killed, or None if it was not killed."""
     path = os.path.join(folder, LOCK)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -95,7 +95,7 @@ class Writer:
     def _let_go(self) -> None:
         assert self._map is not None
         shared, self.counters = self.counters, array("q", self.counters)
-        # Remaining references must fail, not continue counting in the file.
+        # Remaining references must fail rather than keep counting in the file.
         with suppress(BufferError):
             if isinstance(shared, memoryview):
                 shared.release()
@@ -123,7 +123,7 @@ class Snapshot:
     """Whether the process closed its record itself; False if it was killed."""
     status: str = ""
     alive: bool = True
-    """Whether a process of that id existed at that moment."""
+    """Whether a process with that id existed at that moment."""
     read_ns: int = 0
     """When it was read, on the monotonic clock: two snapshots give a rate."""
     driver: DriverUse | None = None
@@ -133,7 +133,7 @@ class Snapshot:
 def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
     """Return the records in `directory`, oldest process first. Other and incomplete files are skipped.
 
-    Without `tables` it is fast enough to be called many times a second.
+    Without `tables`, fast enough to be called many times a second.
     """
     try:
         names = [name for name in os.listdir(directory) if name.endswith(SUFFIX)]
@@ -245,7 +245,7 @@ def _newest_tables(descriptor: int) -> dict[str, Any]:
 
 
 def _read_block(descriptor: int, index: int) -> tuple[int, dict[str, Any]] | None:
-    """Return its sequence number and content; None if it is torn."""
+    """Return the block's sequence number and content; None if it is torn."""
     at = BLOCKS_AT + index * BLOCK_BYTES
     head = os.pread(descriptor, BLOCK.size, at)
     if len(head) < BLOCK.size:

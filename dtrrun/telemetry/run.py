@@ -33,7 +33,7 @@ def announce(folder: str, command: Sequence[str], start: float) -> None:
 
 
 def read_run(folder: str) -> Run | None:
-    """Return the run with that folder of records; None if there is none, or it is not this user's."""
+    """Return the run with this folder of records; None if there is none or it belongs to another user."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         if os.stat(folder).st_uid != os.getuid():
             return None

@@ -20,5 +20,5 @@ def with_rest(counted: Mapping[str, float]) -> dict[str, float]:
     """Like `breakdown`, from seconds by the names in `COUNTED`."""
     parts = {part: counted[part] for part in PARTS}
     inside = sum(parts.values())
-    wall = max(counted["wall"], inside)  # a killed process has an old wall time
+    wall = max(counted["wall"], inside)  # a killed process leaves a stale wall time
     return {"wall": wall, **parts, "other": wall - inside}

@@ -18,7 +18,7 @@ WAYS_IN = {
     "fake": "fake: a fallback at PyTorch's dispatch key Fake",
     "custom-rng": "custom-rng: kernels at PyTorch's dispatch key CustomRNGKeyId",
 }
-"""How operators come to the native fast path (`dtrrun.native.ways_in`)."""
+"""How operators reach the native fast path (`dtrrun.native.ways_in`)."""
 
 LEVELS = {"problem": "bold red", "advice": "yellow", "note": "dim"}
 
@@ -96,7 +96,7 @@ def _native(native: dict[str, Any]) -> str:
 
 
 def _devices(report: dict[str, Any]) -> Table:
-    """One line per device, with CUDA's number."""
+    """Return one line per device, with CUDA's number."""
     table = columns_table("cuda", "GPU", "memory", "in use", "processes", "name", "UUID")
     for column in table.columns[5:]:
         column.justify = "left"

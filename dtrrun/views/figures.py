@@ -14,7 +14,7 @@ LARGEST = (
     "process_peak_bytes",
     "steps",
     "least_budget_bytes",
-)  # over several processes; all others are summed
+)  # maximum over the processes; all others are summed
 
 
 def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
@@ -34,9 +34,9 @@ def slowdown(seconds: Mapping[str, float]) -> float | None:
 
 
 def step_slowdown(snapshots: Iterable[Snapshot]) -> float | None:
-    """Return the median slowdown of the steps after the first, of the slowest process; None if none made two.
+    """Return the slowest process's median slowdown of steps after the first; None if none made two.
 
-    It is what a long run comes to: that of a whole run counts the start of PyTorch as the program's own time.
+    A long run approaches it; the slowdown of a whole run counts PyTorch's startup as the program's own time.
     """
     told = (snapshot.tables.get("step_slowdown") for snapshot in snapshots)
     return max((float(one) for one in told if isinstance(one, (int, float))), default=None)

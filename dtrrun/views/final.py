@@ -38,9 +38,9 @@ from dtrrun.views.text import (
 MOST = 6
 """Maximum rows of each list; `--json` has them all."""
 HARMLESS = ("replaced", "stopped")
-"""How a process may end without a status and without a problem (docs/report.md)."""
+"""Statuses other than `ended` that are not a problem (docs/report.md)."""
 WIDE = 100
-"""From this many columns on, the parts of the breakdown have their full names."""
+"""At this many columns or more, the breakdown shows the full names of its parts."""
 
 
 def print_final(report: dict[str, Any], stream: TextIO, *, width: int | None = None) -> None:
@@ -121,7 +121,7 @@ def _summary(report: dict[str, Any]) -> Table:
         rows[label] = f"about {report['slowdown_estimate']:.2f} ×  ({ours}{start})"
     if native := native_share(report):
         rows["native"] = native
-    compiled = report.get("compiled") or {}  # not in a report of an earlier version
+    compiled = report.get("compiled") or {}  # missing in reports of older versions
     if compiled.get("graphs"):
         rows["compiled"] = f"{times(compiled['graphs'], 'graph')}, {times(compiled['kernels'], 'kernel')}"
         if compiled["opaque"]:
@@ -152,7 +152,7 @@ def _violations(violations: dict[str, Any]) -> str:
 
 
 def _processes(processes: list[dict[str, Any]], width: int) -> RenderableType:
-    """Return one line per process, without the least important figures if there is no room for them."""
+    """Return one line per process, omitting the least important figures that do not fit."""
     rows = [_cells(process) for process in processes[: 2 * MOST]]
     left_out = ["rematerializations"]
     if not any(process["driver_source"] for process in processes):

@@ -17,11 +17,11 @@ from dtrrun.views.text import for_encoding
 REFRESH = 0.25
 """Seconds between updates of the table."""
 LINE_EVERY = 5.0
-"""Seconds between lines without a terminal."""
+"""Seconds between lines if there is no terminal."""
 
 
 def live_view(settings: RuntimeSettings, stream: TextIO, mode: str) -> LiveTable | LiveLines | None:
-    """Return the view for `--live` (auto, always, never) on `stream`; None if there is none."""
+    """Return the view for `--live` (auto, always, never) on `stream`; None for no view."""
     if mode == "never":
         return None
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
@@ -48,18 +48,18 @@ class LiveTable:
         return self._rows.taken
 
     def start(self) -> None:
-        """Nothing is drawn before there are figures: a target without torch sees no table."""
+        """Draw nothing until there are figures: a target without torch gets no table."""
         self._stream.flush()
 
     def update(self, snapshots: Sequence[Snapshot]) -> None:
-        """Draw the newest figures, unless that was done very recently."""
+        """Draw the newest figures, at most once per `REFRESH`."""
         now = time.monotonic()
         if not snapshots or now < self._next:
             return
         self._next = now + REFRESH
         self._rates.add(snapshots)
         if not _in_foreground(self._stream.fileno()):
-            self._rows.erase()  # `bg`: another program has the terminal
+            self._rows.erase()  # after `bg`: another program has the terminal
             return
         columns, height = self._size()
         lines = picture(snapshots, self._settings, self._rates, self._stream, columns, height)
@@ -133,7 +133,7 @@ class LiveLines:
 
 
 def _in_foreground(descriptor: int) -> bool:
-    """Return whether we may draw on the terminal, which is not the case in the background."""
+    """Return whether we may draw on the terminal: not while in the background."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:  # not our controlling terminal, so always in the foreground

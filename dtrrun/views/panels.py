@@ -31,7 +31,7 @@ PINNED, EVICTABLE, FREE, OVER = "blue", "green", "dim", "bold red"
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """By default rich ends the command with status 1 here, whatever it still has to do."""
+        """Raise: rich's default exits with status 1, even if the command has more to do."""
         raise BrokenPipeError
 
 
@@ -49,7 +49,7 @@ def console_for(stream: TextIO, width: int | None, live: bool = False) -> Consol
 
 
 def print_to(stream: TextIO, console: Console, *parts: RenderableType) -> None:
-    """Write `parts` below each other, without trailing blanks, in what `stream` can encode."""
+    """Write `parts` one below the other, without trailing blanks, in what `stream` can encode."""
     with console.capture() as capture:
         console.print(Group(*parts))
     text = "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -58,7 +58,7 @@ def print_to(stream: TextIO, console: Console, *parts: RenderableType) -> None:
 
 
 def columns_table(*labels: str) -> Table:
-    """Return a table without lines: the first column left-aligned, numbers right-aligned."""
+    """Return a table without borders: the first column left-aligned, numbers right-aligned."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for index, label in enumerate(labels):
         table.add_column(label, justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
@@ -66,7 +66,7 @@ def columns_table(*labels: str) -> Table:
 
 
 def fitting(width: int, *tables: Table) -> Table:
-    """Return the first table that fits into `width` columns, the last one if none does."""
+    """Return the first table that fits into `width` columns, or the last if none does."""
     unlimited = Console(width=10_000)
     return next((one for one in tables if unlimited.measure(one).maximum <= width), tables[-1])
 
@@ -84,7 +84,7 @@ def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: in
 
 
 OURS = ("scoring", "search", "bookkeeping")
-"""Parts that are shown as one where there is little room."""
+"""Parts that are combined where there is little room."""
 
 
 def breakdown_table(
@@ -92,7 +92,7 @@ def breakdown_table(
 ) -> Table:
     """Return one line per row: its total time, and the percentage of each part.
 
-    short: with short names, even if there is room.
+    short: use short names even if there is room.
     """
     each: dict[tuple[str, ...], tuple[str, str, str]] = {(part,): one for part, one in PARTS_SHOWN.items()}
     few: dict[tuple[str, ...], tuple[str, str, str]] = {}

@@ -34,7 +34,7 @@ from dtrrun.views.text import SOURCE, duration, plain, rate, times
 LEFT, GAP, RIGHT = 76, 2, 42
 """Columns of the two halves, if the terminal is wide enough to show the operators on the right."""
 NARROW = 60
-"""Below this many columns there is only one line."""
+"""Below this many columns, only one line is shown."""
 MOST_OPERATORS = 8
 EVENTS = ("evictions", "rematerializations")
 SHORT = ("evictions", "remat.")
@@ -60,7 +60,7 @@ def line(snapshot: Snapshot, rates: Rates) -> str:
 
 
 def _events(snapshot: Snapshot, rates: Rates, columns: int | None = None) -> list[str]:
-    """Return the counts of events and the slowdown, in short words if the others have no room."""
+    """Return the counts of events and the slowdown, with short names if the long ones do not fit."""
     found = step_slowdown([snapshot])
     slow = [] if found is None else [f"slowdown {found:.2f} ×"]
     for names in (EVENTS, SHORT):
@@ -86,7 +86,7 @@ def picture(
     columns: int,
     height: int,
 ) -> list[str]:
-    """Return the table as lines of ANSI text for a terminal of that size; at most half of its rows."""
+    """Return the table as lines of ANSI text, in at most half the rows of a terminal of this size."""
     console = console_for(stream, columns, live=True)
     shown, room = running(snapshots), height // 2
     if columns < NARROW or room < 5:
@@ -138,7 +138,7 @@ def _title(shown: Sequence[Snapshot], settings: RuntimeSettings, rates: Rates, c
 
 
 def _changed(snapshot: Snapshot) -> str:
-    """With --heuristic auto, since when there is another rule than at first. The final table names it."""
+    """Return when --heuristic auto replaced the first rule, if it did. The final table names the new one."""
     rule = snapshot.tables.get("rule")
     if not isinstance(rule, dict) or rule.get("source") not in (
         "searched",
@@ -194,9 +194,9 @@ def _driver(snapshot: Snapshot, budget: int | None) -> list[Text]:
 
 
 def _processes(shown: Sequence[Snapshot], rates: Rates, most: int, columns: int) -> Table:
-    """Return one line per process, with events per second, and one for all of them, with total events.
+    """Return one line per process, with events per second, and one for all, with total events.
 
-    The least important figures are left out if there is no room for them.
+    The least important figures that do not fit are omitted.
     """
     rows = []
     for snapshot in shown[:most]:

@@ -20,7 +20,7 @@ STYLES = {"too small": "red", "thrash": "yellow", "failed": "red"}
 
 
 class Bar:
-    """On a terminal, a bar with the current activity and the time left; elsewhere nothing."""
+    """On a terminal, a bar with the current activity and the time left; otherwise nothing."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
         console = console_for(stream, None)
@@ -54,7 +54,7 @@ def print_profile(result: Mapping[str, Any], stream: TextIO, *, width: int | Non
     sections = _varied(result) if "vary" in result else _curve(result, console.width)
     print_to(stream, console, Rule("dtrrun profile", style="dim", align="left", characters="─"), *sections)
     for name, comment in (("run", ""), ("run_minimum", "  # the minimum")):
-        if words := result.get(name):  # to be copied, so never truncated like the tables
+        if words := result.get(name):  # to be copied, so not truncated as the tables are
             command = f"\n{plain(shlex.join(words), 2000)}{comment}\n"
             stream.write(for_encoding(command, stream.encoding))
     stream.flush()
@@ -67,7 +67,7 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         return
     rows = {"plain peak": _bytes(peak), "plain step": duration(result["plain_step_seconds"])}
     if minimum is not None:
-        label = "minimum" if result["minimum_certified"] else "least so far"  # nothing below it was run
+        label = "minimum" if result["minimum_certified"] else "least so far"  # no run 5 % below failed
         rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak"
     if best is not None:
         rows["recommended"] = f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak"

@@ -35,7 +35,7 @@ class Rates:
         return (now.counters[counter] - then.counters[counter]) / elapsed if elapsed > 0 else 0.0
 
     def steps(self, pid: int) -> float:
-        """Return steps per second; if steps take longer than the stored time, their mean so far."""
+        """Return steps per second; if none ended within the stored time, the mean so far."""
         recent = self.rate(pid, "steps", KEPT_NS / 1e9)
         if recent > 0 or pid not in self._kept:
             return recent

@@ -34,7 +34,7 @@ PRIVATE = (
     "trace_events",
     "manual_seed",
 )
-"""Settings that say nothing about how the target ran: what is printed, and what is the launcher's own."""
+"""Settings that say nothing about how the target ran: output options and the launcher's internals."""
 
 
 def build_report(
@@ -47,8 +47,8 @@ def build_report(
 ) -> dict[str, Any]:
     """Return the report (JSON values) of a run whose training processes left `snapshots`.
 
-    wall_seconds: duration of the whole command, including the start of the interpreter. timeline: the course
-    of the run, if it was sampled.
+    wall_seconds: duration of the whole command, including interpreter startup. timeline: the course of the
+    run, if it was sampled.
     """
     return {
         "schema": SCHEMA,
@@ -80,7 +80,7 @@ def build_report(
 
 
 def _step(step: Any) -> dict[str, Any] | None:
-    """Return the last completed step, which shows a step's cost after the first ones."""
+    """Return the last completed step, which shows what a step costs after the first ones."""
     if not isinstance(step, dict):
         return None
     seconds = breakdown(step)
@@ -131,7 +131,7 @@ NATIVE_COUNTS = ("operators", "in_python", "read_by_address")
 
 
 def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
-    """Return the sums over the processes that had the native fast path; null if none had."""
+    """Return sums over the processes that had the native fast path; None if none had it."""
     found = [native for one in snapshots if isinstance(native := one.tables.get("native"), dict)]
     if not found:
         return None
@@ -146,7 +146,7 @@ COMPILED_COUNTS = ("graphs", "kernels", "opaque")
 
 
 def _compiled(snapshots: Sequence[Snapshot]) -> dict[str, int]:
-    """Return the sums over the processes of what torch.compile has generated."""
+    """Return what torch.compile generated, summed over the processes."""
     found = [told for one in snapshots if isinstance(told := one.tables.get("compiled"), dict)]
     return {name: sum(told.get(name) or 0 for told in found) for name in COMPILED_COUNTS}
 
@@ -163,14 +163,14 @@ RULE = {
 
 
 def _rule(told: Any) -> dict[str, Any] | None:
-    """Return what a process with `--heuristic auto` tells of its rule; a field is null if it is unknown."""
+    """Return what a process with `--heuristic auto` reports about its rule; unknown fields are None."""
     if not isinstance(told, dict):
         return None
     return {name: value if isinstance(value := told.get(name), kind) else None for name, kind in RULE.items()}
 
 
 def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """Return what the driver showed: the largest peak, and the least direct source; nulls on the CPU."""
+    """Return what the driver showed: the largest peak and the least direct source; None on the CPU."""
     uses = [snapshot.driver for snapshot in snapshots if snapshot.driver]
     return {
         "driver_peak_bytes": max((use.peak_bytes for use in uses), default=None),
@@ -185,6 +185,6 @@ def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
 
 
 def _budget(snapshot: Snapshot, settings: RuntimeSettings) -> int | None:
-    """Return this process's budget: a script may have set another one through the Python API."""
+    """Return this process's budget: a script may have set its own through the Python API."""
     counted = snapshot.counters.get("budget_bytes", 0)
     return settings.budget_bytes if counted == 0 else None if counted < 0 else counted

@@ -23,16 +23,16 @@ from dtrrun.views.text import duration, plain, words_of
 
 COLUMNS = ("pid", "procs", "device", "budget", "tensors", "peak", "steps", "slowdown", "time", "target")
 LEFT_OUT = ("", "device", "tensors", "time", "steps", "procs", "budget", "slowdown")
-"""What has no room is left out in this order."""
+"""Columns that do not fit are omitted in this order."""
 TARGET = 16
-"""Columns that the target's name has at least, if it is that long."""
+"""Minimum width of the target's name, if it is that long."""
 
 
 def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
     """Return one line per run.
 
-    Budget, tensors and peak are of one process, as the budget is: the largest figures of the live ones. So is
-    the slowdown: that of its steps, or of the whole run before there were two.
+    Budget, tensors and peak are per process, like the budget itself: the largest among the live ones. The
+    slowdown is the slowest process's, over its steps; of the whole run before any made two.
     """
     if not runs:
         return Text("no dtrrun run is in progress")
@@ -49,7 +49,7 @@ def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
 
 
 def _table(rows: Sequence[dict[str, str | Text]], names: Sequence[str], longest: int | None) -> Table:
-    """Return a table of these columns. longest: of the target's name."""
+    """Return a table of these columns. longest: limit for the target's name."""
     table = columns_table(*names)
     for row in rows:
         *cells, last = (row[one] for one in names)
@@ -82,7 +82,7 @@ def _cells(run: Run) -> tuple[str | Text, ...]:
 
 
 def processes(run: Run) -> Text:
-    """Return how many train now, and the notable ends of others."""
+    """Return how many are training now, and how many were killed or lacked room."""
     living = sum(one.alive and not one.ended for one in run.snapshots)
     killed = sum(not one.alive and not one.ended for one in run.snapshots)
     too_small = sum(isinstance(one.tables.get("error"), dict) for one in run.snapshots)
@@ -92,7 +92,7 @@ def processes(run: Run) -> Text:
 
 
 def settings_of(run: Run) -> RuntimeSettings:
-    """Return the settings of its first training process."""
+    """Return the settings of the run's first training process."""
     said = run.snapshots[0].meta.get("settings")
     return RuntimeSettings.from_values(said if isinstance(said, dict) else {})
 

@@ -1,9 +1,9 @@
 """Fixed rows at the bottom of a terminal, while a program writes above them.
 
 The rows lie outside the terminal's scroll region (DECSTBM), so the program's bytes pass through unchanged:
-carriage returns, cursor movements, colours and echoed input are handled by the terminal, as without us. We do
-not know the cursor's position, and only save and restore it. Lines that scroll out of a region that starts at
-the top go to the terminal's scrollback. Needs a terminal of the VT100 kind: all but TERM=dumb.
+the terminal handles carriage returns, cursor movements, colours and echoed input as it would without us. We
+do not know the cursor's position, only save and restore it. Lines that scroll out of a region that starts at
+the top go to the terminal's scrollback. Needs a VT100-compatible terminal: any but TERM=dumb.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 SAVE, RESTORE, WHOLE_REGION, PLAIN = "\x1b7", "\x1b8", "\x1b[r", "\x1b[0m"
 DOWN = "\x1bD"  # like a newline, but keeps the column
 
-# An unfinished escape sequence or UTF-8 character of the program.
+# An unfinished escape sequence or UTF-8 character at the end of output.
 _UNFINISHED = re.compile(
     rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]P^_X][^\x07\x1b]*\x1b?|[ -/]*)"
     rb"|[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z"
@@ -35,14 +35,14 @@ class BottomRows:
         self._write, self._size = write, size
         self._lines: list[str] = []  # currently shown
         self._drawn_at = (0, 0)  # the terminal's size when drawn
-        self._tail = b""  # unfinished
+        self._tail = b""  # unfinished sequence
         self._tail_since = 0.0
         self._alternate = False
         self._last = b"\n"
 
     @property
     def taken(self) -> int:
-        """Number of rows that are not the program's."""
+        """Number of rows taken from the program."""
         return len(self._lines)
 
     @property
@@ -97,14 +97,14 @@ class BottomRows:
         self._write(data)
 
     def _after_resize(self) -> str:
-        """Erase our old rows: wherever the terminal has moved them, they are below the program's cursor."""
+        """Erase our old rows: wherever the terminal moved them, they are below the program's cursor."""
         wipe = f"{SAVE}{PLAIN}{WHOLE_REGION}{RESTORE}\x1b[J" if self._lines else ""
         self._lines = []
         return wipe
 
 
 def writer_to(descriptor: int) -> Callable[[bytes], None]:
-    """Return a function that writes all bytes, even to a non-blocking terminal; none if it is gone."""
+    """Return a function that writes all bytes, even to a non-blocking terminal; drops them if it is gone."""
 
     def write(data: bytes) -> None:
         view = memoryview(data)

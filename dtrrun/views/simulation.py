@@ -16,9 +16,9 @@ from dtrrun.views.text import duration, plain
 
 Row = Mapping[str, Any]
 LEAST = 4
-"""Columns of a budget's figures."""
+"""Minimum width of a budget's column, in characters."""
 NOT_RUN = Text("–", style="dim")
-"""In place of a figure if the sweep was interrupted."""
+"""Shown in place of a figure if the sweep was interrupted."""
 BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
 
 
@@ -44,7 +44,7 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
             f"operator {format_size(log['largest_bytes'])})",
         )
         if rows:
-            same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # others choose alike
+            same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # choices are the same
             yield overhead_table(same_search, width)
         if found := [row for row in rows if row.get("settings", row["heuristic"]) != row["heuristic"]]:
             yield ""
@@ -58,7 +58,7 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
 
 
 def label(row: Row, first: Row) -> str:
-    """Return the heuristic, and what else distinguishes the row's series from that of the `first` row."""
+    """Return the heuristic and whatever else distinguishes the row's series from the `first` row's."""
     others = [str(row[field]) for field in ("deallocation", "search") if row[field] != first[field]]
     return ", ".join([str(row["heuristic"]), *others])
 
@@ -103,7 +103,7 @@ def _plan(row: Row) -> Text:
 
 
 def accesses_table(rows: Sequence[Row], width: int) -> RenderableType:
-    """Storage accesses (App. D.3), in the same layout."""
+    """Return the storage accesses (App. D.3), in the same layout."""
     cells = {
         name: {_budget(row): Text(count(int(row["accesses"] or 0))) for row in found}
         for name, found in series(rows).items()
@@ -128,7 +128,7 @@ def _tables(
     width: int,
     missing: Text = NOT_RUN,
 ) -> RenderableType:
-    """Return a table of `cells` by line and budget, or several below each other if it is too wide for one."""
+    """Return a table of `cells` by line and budget, split into stacked tables if too wide for one."""
     first = max(map(len, [head, *cells])) + 1
     groups: list[list[tuple[float, int]]] = []
     room = 0

@@ -37,7 +37,7 @@ def words_of(command: Sequence[str], limit: int = 200) -> str:
 
 
 def for_encoding(text: str, encoding: str | None) -> str:
-    """Return `text` without the characters that a stream of this encoding can't represent."""
+    """Return `text`, as ASCII if a stream of this encoding can't represent all of it."""
     try:
         text.encode(encoding or "utf-8")
         return text
@@ -82,20 +82,20 @@ def times(count: int, noun: str) -> str:
 
 
 def least_budget(report: Mapping[str, Any]) -> str:
-    """Describe what is known of the least budget, for a report whose budget was too small."""
+    """Describe what is known about the least budget, for a report whose budget was too small."""
     error = report["error"] or {}
     hint = f". {error['hint']}" if error.get("hint") else ""
     return plain(advice_of(error, report["least_budget_bytes"] or 0) + hint, 800)
 
 
 def slowdown_of(report: Mapping[str, Any]) -> float | None:
-    """Return the slowdown of the steps, or of the whole run if it made too few."""
+    """Return the slowdown of the steps, or of the whole run if it made too few steps."""
     of_steps: float | None = report.get("step_slowdown_estimate")  # missing in reports of older versions
     return report["slowdown_estimate"] if of_steps is None else of_steps
 
 
 def native_share(report: Mapping[str, Any]) -> str | None:
-    """`96.2 % of 1,300 operators`: what was handled in C++; None without it."""
+    """`96.2 % of 1,300 operators`: the share handled in C++; None without the native fast path."""
     native = report.get("native")
     if not native or not native["operators"]:
         return None
@@ -119,7 +119,7 @@ def rule_of(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def rule_words(rule: Mapping[str, Any]) -> str:
-    """Say where the heuristic of a run with `auto` comes from, and what it is good for.
+    """Describe where the heuristic of a run with `auto` comes from, and how much it recomputes.
 
     Its formula is in the JSON.
     """
@@ -136,7 +136,7 @@ def rule_words(rule: Mapping[str, Any]) -> str:
 
 
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a report's process: evictions, rematerializations and their time, steps, slowdown."""
+    """Return a process's evictions, rematerializations and their time, steps, and slowdown."""
     estimate = slowdown_of(process)
     return (
         f"{process['evictions']:,}",

@@ -1,9 +1,9 @@
-"""A run's events in the JSON form of Chrome's Trace Event Format, which Perfetto and chrome://tracing open.
+"""A run's events as JSON in Chrome's Trace Event Format, which Perfetto and chrome://tracing open.
 
 Spans (ph X) for operators run again, evictions and searches on the threads that they ran on, and for steps on
-a track of their own; counters (C) of tensor memory; names of processes and threads (M); one instant (i) when
-a process stopped writing. Times are in µs since the run's start. There is no `displayTimeUnit`, which
-Perfetto of 2021 took for their unit (google/perfetto#106).
+a separate track; counters (C) of tensor memory; names of processes and threads (M); one instant (i) when a
+process stopped writing. Times are in µs since the run's start. There is no `displayTimeUnit`, since Perfetto
+of 2021 took it for the unit of the times (google/perfetto#106).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.text import plain
 
 STEPS_TRACK = 1 << 30
-"""Added to a process's id for the track of its steps, which is no thread. Linux has no ids so large."""
+"""Added to a process id for the track of its steps, which is not a thread. Linux ids are smaller."""
 COUNTER_EVERY_US = 500.0
 KINDS = {REMATERIALIZE: "rematerialization", EVICT: "eviction", SEARCH: "search", STEP: "step"}
 LONGEST = 200
@@ -55,7 +55,7 @@ def chrome_trace(
 
 
 def compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Compress to a gzip file, which Perfetto opens as well."""
+    """Compress to a gzip file, which Perfetto also opens."""
     packer = zlib.compressobj(6, zlib.DEFLATED, 31)
     for piece in pieces:
         yield packer.compress(piece)
@@ -92,7 +92,7 @@ def _process(events: Events, snapshot: Snapshot | None, started_ns: int) -> Iter
 
 
 def _told(event: Event) -> Json:
-    """Return its name and arguments."""
+    """Return the event's name and arguments."""
     name, _, module = event.name.partition(MODULE)
     name = plain(name, LONGEST)
     known = {"bytes": event.nbytes} | ({"module": plain(module, LONGEST)} if module else {})

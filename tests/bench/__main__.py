@@ -46,7 +46,7 @@ def main() -> int:
         section = importlib.import_module(f"tests.bench.{name}").measure(args.quick)
         section.print(console)
         missed += len(section.missed)
-        if not args.quick:  # after each: an interrupted run keeps what it has
+        if not args.quick:  # after each, so that an interrupted run keeps its results
             text = section.markdown(f"python -m tests.bench {name}")
             replace_sections(ROOT / "docs" / "measurements.md", {section.title: text})
     return 1 if missed else 0

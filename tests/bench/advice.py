@@ -1,4 +1,4 @@
-"""Each example from budgets that may be too small, and then in those that its errors advise to try."""
+"""Runs each example in budgets that may be too small, and then in those that its errors advise."""
 
 import gc
 from collections.abc import Callable
@@ -52,10 +52,10 @@ def measure(quick: bool) -> Section:
 
 
 def small() -> dict[str, int]:
-    """Follow the advice in the programs of `advised.py`, from each tenth of their peaks that is too small.
+    """Follow the advice in the programs of `advised.py`, from each tenth of their peak that is too small.
 
-    Counts the budgets that were advised, and those that were too small, above the peak, or above it by more
-    than the largest operator. `unadvised`: errors before a program has begun to compute, which name none.
+    Counts the advised budgets, and those too small, above the peak, or above it by more than the largest
+    operator. `unadvised`: errors before a program has begun to compute, which name no budget.
     """
     counts = dict.fromkeys(("advised", "unadvised", "failed", "above", "far_above"), 0)
     for program in PROGRAMS:
@@ -75,7 +75,7 @@ def small() -> dict[str, int]:
 
 
 def _attempt(program: Callable[[], None], budget: int | None) -> tuple[dtrrun.BudgetError | None, Any]:
-    gc.collect()  # what the last attempt has left would count among the parameters
+    gc.collect()  # leftovers of the last attempt would count as parameters
     torch.manual_seed(1)
     with dtrrun.budget(budget) as session:
         try:
@@ -86,7 +86,7 @@ def _attempt(program: Callable[[], None], budget: int | None) -> tuple[dtrrun.Bu
 
 
 def follow(example: str, peak: int, budget: int) -> tuple[str, str]:
-    """A cell of the table, and what is wrong about it, or nothing."""
+    """Return a cell of the table, and what is wrong with it, or ""."""
     tried = []
     while True:
         tried.append(f"{100 * budget / peak:.0f}")

@@ -1,6 +1,6 @@
-"""Small programs of many kinds, for `tests/bench/advice.py`, which follows the advice of their errors.
+"""Small programs of many kinds for `tests/bench/advice.py`, which follows the advice in their errors.
 
-Each makes all that it needs, so that one process can run it many times.
+Each creates all that it needs, so that one process can run it many times.
 """
 
 import copy
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def mlp(depth=12, width=256):
-    """Most memory is in activations, each as large as the others."""
+    """Most memory is in activations, all of equal size."""
     model = nn.Sequential(*(part for _ in range(depth) for part in (nn.Linear(width, width), nn.Tanh())))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(3):
@@ -21,7 +21,7 @@ def mlp(depth=12, width=256):
 
 
 def weights():
-    """Most memory is in weights, their gradients and what Adam keeps."""
+    """Most memory is in weights, their gradients and Adam's state."""
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(3):
@@ -31,7 +31,7 @@ def weights():
 
 
 def head():
-    """A frozen network with a small head that learns."""
+    """A frozen network with a small trainable head."""
     body = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(256, 256), nn.GELU())))
     body.requires_grad_(False)
     last = nn.Linear(256, 8)
@@ -43,7 +43,7 @@ def head():
 
 
 def unused():
-    """Most parameters never get a gradient: the program does not use them, or without gradients only."""
+    """Most parameters never get a gradient: they are unused, or used only without gradients."""
     model, teacher = nn.ModuleDict({"used": mlp_of(4), "other": mlp_of(12)}), mlp_of(12)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     for _ in range(3):
@@ -60,7 +60,7 @@ def mlp_of(depth, width=256):
 
 
 def momentum():
-    """A copy of the network that follows it, and does not learn."""
+    """A copy of the network that tracks it and is not trained."""
     model = mlp_of(6)
     other = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -77,7 +77,7 @@ def momentum():
 
 
 def logits():
-    """A vocabulary that is much larger than the rest."""
+    """A vocabulary much larger than the rest."""
     table, layer = nn.Embedding(4000, 64), nn.Linear(64, 4000)
     optimizer = torch.optim.AdamW([*table.parameters(), *layer.parameters()])
     for _ in range(3):
@@ -102,7 +102,7 @@ def attention():
 
 
 def convolutions():
-    """With normalization; the loss before the gradients of the last step are released."""
+    """With normalization; the loss is computed before the last step's gradients are released."""
     model = nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.BatchNorm2d(32), nn.ReLU()),
@@ -118,7 +118,7 @@ def convolutions():
 
 
 def evaluated():
-    """An evaluation whose batch is larger than that of training."""
+    """An evaluation whose batch is larger than in training."""
     model = nn.Sequential(*(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten()))
     last = nn.Linear(16 * 20 * 20, 10)
     optimizer = torch.optim.Adam([*model.parameters(), *last.parameters()])
@@ -131,7 +131,7 @@ def evaluated():
 
 
 def growing():
-    """An evaluation that gathers what it has predicted."""
+    """An evaluation that collects its predictions."""
     net = nn.Sequential(nn.Embedding(600, 64), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 600))
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     x = torch.randint(0, 600, (16, 32))
@@ -157,7 +157,7 @@ def inference():
 
 
 def adversaries():
-    """Two networks with an optimizer each."""
+    """Two networks, each with an optimizer."""
     maker, judge = mlp_of(4), nn.Sequential(mlp_of(3), nn.Linear(256, 1))
     first, second = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
     for _ in range(2):
@@ -194,7 +194,7 @@ def penalty():
 
 
 def adapters():
-    """Small matrices that learn beside frozen large ones."""
+    """Small trainable matrices beside large frozen ones."""
     large = [torch.randn(256, 256) / 16 for _ in range(6)]
     down = [nn.Parameter(torch.randn(256, 4) / 16) for _ in large]
     up = [nn.Parameter(torch.zeros(4, 256)) for _ in large]
@@ -224,7 +224,7 @@ def recurrent():
 
 
 def by_hand():
-    """Without modules and without an optimizer."""
+    """Training without modules and without an optimizer."""
     layers = [torch.randn(256, 256, requires_grad=True) for _ in range(8)]
     for _ in range(3):
         x = torch.randn(512, 256)

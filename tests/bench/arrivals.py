@@ -1,6 +1,6 @@
-"""What dtrrun adds to operators of a microsecond: `python -m tests.bench.arrivals`, from the root folder.
+"""What dtrrun adds to operators that take a microsecond: `python -m tests.bench.arrivals`, from the root.
 
-Prints a table of docs/design/native.md: in ns, the least of several runs in turns, called from Python.
+Prints a table of docs/design/native.md: in ns, the least of several alternating runs, called from Python.
 """
 
 import os
@@ -31,7 +31,7 @@ OPERATORS = {
 
 
 def measured() -> str:
-    """The least time of each operator, in ns, as a line."""
+    """Return a line with the least time of each operator, in ns."""
     least = dict.fromkeys(OPERATORS, float("inf"))
     for _ in range(ROUNDS):
         for name, call in OPERATORS.items():
@@ -43,7 +43,7 @@ def measured() -> str:
 
 
 def in_child(way: str) -> list[list[int]]:
-    """Measure in a process of its own, which can take one way in: the lines of what it prints."""
+    """Measure in a child process, since a process can take only one way in; return its lines of figures."""
     environ = os.environ | {ways_in.VARIABLE: way, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.bench.arrivals", "child"]
     output = subprocess.check_output(command, text=True, env=environ, cwd=ROOT)

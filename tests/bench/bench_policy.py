@@ -1,8 +1,8 @@
-"""What one eviction decision costs, by scan and by heap: python -m tests.bench.bench_policy [heuristic …]
+"""The cost of one eviction decision, by scan and by heap: python -m tests.bench.bench_policy [heuristic …]
 
-A program without end is played to the policy: each operator reads one of the last results, and now and
-then an older one, which is brought back if it was evicted; each result is dropped after a while. The
-pool is kept at its size, so every new result evicts one storage.
+An endless program is played to the policy: each operator reads one of the last results, and now and then
+an older one, which is rematerialized if it was evicted; each result is dropped after a while. The pool
+keeps its size, so every new result evicts one storage.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measure(scan: bool, heuristic: str, pool: int) -> tuple[float, float, float]
     while len(program.policy) < pool:
         program.operator()
     program.selecting = True
-    # A scan takes its time whatever happens; the heap is measured when a pool full has been evicted.
+    # A scan always takes the same time; the heap is measured once a whole pool has been evicted.
     warm_up, selects = (10, 100_000 // pool) if scan else (pool, 3_000)
     while program.selects < warm_up:
         program.operator()

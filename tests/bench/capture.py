@@ -1,9 +1,8 @@
-"""Runs a training script as `__main__` and writes down the bits that it ended with.
+"""Runs a training script as `__main__` and records the bits of its final state.
 
 `python capture.py OUT.json SCRIPT [ARGS…]`, by itself or as a target of `dtrrun`. Two runs are equal when
-their `state`, `rng` and `stdout` are. The processor time of every optimizer step, on which other programs on
-the machine have less influence than on the time of day, and the peak of the resident set are written beside
-them.
+their `state`, `rng` and `stdout` are. Also recorded: the peak of the resident set, and the CPU time of every
+optimizer step, which other programs on the machine disturb less than wall time.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def digest(value) -> str:
-    """SHA-256 of a tensor's dtype, shape and bytes, or of the structure that holds tensors and numbers."""
+    """Return the SHA-256 of a tensor's dtype, shape and bytes, or of a structure of tensors and numbers."""
     sha = hashlib.sha256()
     if isinstance(value, torch.Tensor):
         sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
@@ -54,13 +53,13 @@ def optimizer_bits(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def state_bits(namespace: dict) -> dict[str, str]:
-    """Of all modules and optimizers: tensor by tensor if the script has a name for it, else as a whole."""
+    """Return the bits of all modules and optimizers: by tensor if the script names them, else as a whole."""
     bits = {}
     for kind, bits_of in ((nn.Module, module_bits), (torch.optim.Optimizer, optimizer_bits)):
         named = {name: value for name, value in namespace.items() if isinstance(value, kind)}
         for name, value in named.items():
             bits |= {f"{name}.{key}": sha for key, sha in bits_of(value).items()}
-        # type(), because isinstance() would ask lazy proxies among all objects for their __class__.
+        # type(), because isinstance() would evaluate __class__ on lazy proxies among the objects.
         found = [value for value in gc.get_objects() if issubclass(type(value), kind)]
         inner = [part for value in (*named.values(), *found) for part in parts(value)]
         known = {id(value) for value in (*named.values(), *inner)}
@@ -74,12 +73,12 @@ def rng_bits() -> dict[str, str]:
 
 
 def parts(value) -> list[nn.Module]:
-    """A module's submodules; an optimizer has none."""
+    """Return a module's submodules; an optimizer has none."""
     return list(value.modules())[1:] if isinstance(value, nn.Module) else []
 
 
 def resident_peak() -> int:
-    """In bytes. Linux first: there `ru_maxrss` also has what the process that forked us held."""
+    """Return it in bytes. On Linux, `ru_maxrss` would include what the process that forked us held."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
@@ -114,12 +113,12 @@ def main() -> None:
     register_optimizer_step_post_hook(
         lambda optimizer, args, kwargs: stamps.setdefault(id(optimizer), [start]).append(time.process_time())
     )
-    random.seed(0)  # so that a draw by anybody but the script would show
+    random.seed(0)  # so that a draw by any other code would show
     with contextlib.redirect_stdout(Tee(sys.stdout)) as tee:
         namespace = runpy.run_path(script, run_name="__main__")
     peak = resident_peak()
 
-    # A step ends where the optimizer that came first ends its own: a GAN has two.
+    # A step ends where the first optimizer's step ends: a GAN has two optimizers.
     ends = next(iter(stamps.values()), [start])
     captured = {
         "state": state_bits(namespace),

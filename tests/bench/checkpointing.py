@@ -1,4 +1,4 @@
-"""A model inside the peak that `torch.utils.checkpoint` reaches, against the same with checkpoints."""
+"""A model inside the peak that `torch.utils.checkpoint` reaches, compared with checkpointing itself."""
 
 import contextlib
 import time
@@ -38,7 +38,7 @@ class Convolutions(nn.Module):
 
 
 class Attention(nn.Module):
-    """A block of a transformer whose weights of attention are tensors like others."""
+    """A transformer block whose attention weights are ordinary tensors."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Attention(nn.Module):
 
 
 class Blocks(nn.Module):
-    """every: how many blocks are a checkpoint, 0 for none."""
+    """every: blocks per checkpoint, 0 for no checkpointing."""
 
     def __init__(self, first: nn.Module, blocks: list[nn.Module], last: nn.Module, every: int) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ HEADERS = [
 
 
 def spent(one: Run) -> float:
-    """Seconds."""
+    """Return the seconds spent choosing."""
     return float(one.report["seconds"]["scoring"] + one.report["seconds"]["search"])
 
 

@@ -1,4 +1,4 @@
-"""Programs that `torch.compile` compiles: with and without dtrrun, eagerly, and with checkpoints."""
+"""Programs compiled by `torch.compile`: with and without dtrrun, eagerly, and with checkpoints."""
 
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ program to the last digit. The last row is a graph of one kernel on 64 elements,
 
 
 class Pointwise(nn.Module):
-    """Much that inductor puts into one kernel."""
+    """Many operators that inductor fuses into one kernel."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def transformer(every: int) -> tuple[Blocks, torch.Tensor, torch.Tensor]:
 @dataclass(frozen=True)
 class Program:
     make: Callable[[int], tuple[Blocks, torch.Tensor, torch.Tensor]]
-    whole: bool  # one graph for all of the model, rather than one for each block
+    whole: bool  # one graph for the whole model, rather than one per block
 
 
 PROGRAMS = {
@@ -104,7 +104,7 @@ def ways(program: Program, steps: int) -> dict[int, Callable[[], tuple[float, fl
     theirs, share = peak_of(program, 1), most * 3 // 5
 
     def inside(budget: int | None, compile: str = "auto") -> tuple[float, float]:
-        with dtrrun.budget(budget, device="cpu", heuristic=FIRST, compile=compile):  # no search beside it
+        with dtrrun.budget(budget, device="cpu", heuristic=FIRST, compile=compile):  # no search
             return train(program, steps)
 
     return {
@@ -119,7 +119,7 @@ def ways(program: Program, steps: int) -> dict[int, Callable[[], tuple[float, fl
 
 
 def tiny(rounds: int) -> tuple[float, float]:
-    """Return the time of a call in µs, plainly and under dtrrun."""
+    """Return the time of a call in µs, without and with dtrrun."""
     compiled = torch.compile(lambda x: torch.sin(x) * 2 + 1)
 
     def call(times: int = 20_000) -> float:

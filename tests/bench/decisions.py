@@ -32,7 +32,7 @@ WAYS = {
     "native": [],
     "python": [str(IN_PYTHON)],
 }
-"""For each, what runs the script."""
+"""For each way, the words before the script."""
 
 SHOWN = ("evictions", "rematerializations", "peak_bytes")
 COMPARED = (*SHOWN, "evicted_bytes", "rematerialized_bytes", "over_budget", "error")
@@ -72,7 +72,7 @@ def shown(one: Run) -> list[str]:
 
 
 def compared(ours: Run, theirs: Run) -> tuple[str, bool, bool]:
-    """A cell of the table, whether decisions are equal, and whether bits are."""
+    """Return a cell of the table, whether decisions are equal, and whether bits are."""
     decisions = all(ours.report[name] == theirs.report[name] for name in COMPARED)
     if (ours.infeasible or theirs.infeasible) or not (other := difference(ours, theirs)):
         return ("equal" if decisions else " ".join(shown(theirs))), decisions, True

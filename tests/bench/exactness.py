@@ -43,7 +43,7 @@ def measure(quick: bool) -> Section:
 
 
 def judge(run: Run, reference: Run, budget: int) -> tuple[str, str]:
-    """A cell of the table, and what is wrong about the run, or nothing."""
+    """Return a cell of the table, and what is wrong with the run, or ""."""
     if run.report and run.report["peak_bytes"] > budget:
         return "over", f"peak of {run.report['peak_bytes']:,} bytes over the budget of {budget:,}"
     if run.infeasible:

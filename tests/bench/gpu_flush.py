@@ -1,10 +1,9 @@
-"""What a flush of the allocator costs on this GPU (not run on one yet):
+"""The cost of an allocator flush on this GPU (not run on one yet):
 
     PYTORCH_ALLOC_CONF=expandable_segments:True python -m tests.bench.gpu_flush
 
-Against it stand the milliseconds of recomputation that `gpu_flush_counts --idea holes-4ms` pays for a flush
-that it spares, and the time of the allocator's snapshot, without which it cannot tell that there is going to
-be one.
+Compare it with the milliseconds of recomputation that `gpu_flush_counts --idea holes-4ms` pays to avoid a
+flush, plus the time of the allocator snapshot that it needs to predict one.
 """
 
 import sys
@@ -26,7 +25,7 @@ def block(nbytes: int) -> torch.Tensor:
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """ms of the host, and the result."""
+    """Return the host's ms, and the result."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     result = run()
@@ -34,11 +33,11 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def flush(nbytes: int) -> tuple[float, float]:
-    """ms to unmap so many free bytes, and to map them again; medians."""
+    """Return the median ms to unmap that many free bytes, and to map them again."""
     torch.cuda.empty_cache()
     unmapped, mapped = [], []
     for _ in range(TIMES):
-        mapped.append(timed(lambda: block(nbytes))[0])  # and it is free at once
+        mapped.append(timed(lambda: block(nbytes))[0])  # freed at once
         unmapped.append(timed(torch.cuda.empty_cache)[0])
     return median(unmapped), median(mapped)
 
@@ -47,7 +46,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure", file=sys.stderr)
         return 1
-    kept = [block(2 << 20)]  # else the addresses go back, too
+    kept = [block(2 << 20)]  # otherwise the address range is returned, too
     if not all(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot()):
         print("the segments do not grow: set PYTORCH_ALLOC_CONF=expandable_segments:True", file=sys.stderr)
         return 1

@@ -26,7 +26,7 @@ from tests.bench.gpu_flush_ideas import IDEAS, Idea
 from tests.unit.fake_gpu import REAL, Allocator, FakeGpu, fake_session
 
 CONTEXT = 300 * MIB
-SETTLED = 2  # steps that are left out: gradients and an optimizer's state are new in the first
+SETTLED = 2  # steps left out: the first ones allocate gradients and optimizer state
 SHORTER: dict[str, dict[str, int]] = {
     "resnet1202": {"n": 18, "batch_size": 640},
     "lstm": {"length": 64, "batch_size": 2048},
@@ -46,7 +46,7 @@ def model(name: str) -> Step:
 
 
 def lengths() -> Step:
-    """Convolutions over sequences, in each step of another length."""
+    """Convolutions over sequences, of another length in each step."""
     net = nn.Sequential(*[part for _ in range(16) for part in (nn.Conv1d(64, 64, 3, padding=1), nn.GELU())])
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     chosen = random.Random(0)
@@ -69,7 +69,7 @@ def hollow() -> FakeGpu:
 def train(
     make: Callable[[], Step], budget: int | None, steps: int, idea: Idea | None = None, gpu: Any = None
 ) -> tuple[int, list[list[float]]]:
-    """Peak of the tensors, and what was counted, by step."""
+    """Return the peak of the tensors, and the counts by step."""
     gpu = gpu or hollow()
     recomputed = [0]
     execute = Executor.execute
@@ -78,7 +78,7 @@ def train(
         recomputed[0] += operation.signature.cost
         return execute(self, operation, taken)
 
-    def copy(self: Any, source: Any) -> Any:  # without content
+    def copy(self: Any, source: Any) -> Any:  # without copying content
         return self._memory.allocate(source.nbytes(), source.device)
 
     rows, before = [], [0.0] * 6
@@ -107,7 +107,7 @@ def train(
 
 
 def line(rows: list[list[float]]) -> str:
-    """Means of these steps."""
+    """Return a line with the means over these steps."""
     flushes, unmapped, retries, evictions, again, clock = (
         sum(column) / len(rows) for column in zip(*rows, strict=True)
     )

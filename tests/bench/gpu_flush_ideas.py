@@ -1,7 +1,7 @@
-"""Ways to spare the allocator its flushes, compared by `gpu_flush_counts --idea`; none is in the runtime.
+"""Ways to avoid allocator flushes, compared by `gpu_flush_counts --idea`; none is in the runtime.
 
-They see the allocator as it is (its free blocks, at every moment), which on a GPU takes a snapshot: what they
-gain here is the most that they can.
+They see the allocator's free blocks at every moment, which on a GPU takes a snapshot: their gain here is an
+upper bound.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ Idea = Callable[[Any, Any, Any], None]
 
 
 def would_flush(allocator: Any, nbytes: int) -> bool:
-    """Whether a request of that size is going to unmap all that is free."""
-    if allocator.cap is None or nbytes <= allocator.unit:  # small blocks have a pool of their own
+    """Return whether a request of that size would unmap all free memory."""
+    if allocator.cap is None or nbytes <= allocator.unit:  # small blocks have their own pool
         return False
     fits = any(block.free and block.nbytes >= nbytes for blocks in large(allocator) for block in blocks)
     return not fits and bool(allocator.reserved + allocator.counted(nbytes) > allocator.cap)
@@ -38,7 +38,7 @@ def projected(policy: Any, record: Any) -> float:
 
 
 def neighbours(ms: float) -> Idea:
-    """Before a flush, evict neighbours that make room for the request, if that costs at most so much."""
+    """Before a flush, evict neighbors that make room for the request, if that costs at most `ms`."""
 
     def use(session: Any, allocator: Any, patch: Any) -> None:
         ledger, eviction, policy = session.ledger, session.dtr.eviction, session.dtr.policy
@@ -78,7 +78,7 @@ def neighbours(ms: float) -> Idea:
 
 
 def at_step_end(session: Any, allocator: Any, patch: Any) -> None:
-    """A flush at each step's end, when the activations are gone."""
+    """Flush at the end of each step, when the activations are gone."""
     step_ended = Cuda.step_ended
 
     def flushed(self: Any) -> None:
@@ -89,7 +89,7 @@ def at_step_end(session: Any, allocator: Any, patch: Any) -> None:
 
 
 def slack(share: float) -> Idea:
-    """Leave so much of the cap free."""
+    """Leave that share of the cap free."""
 
     def use(session: Any, allocator: Any, patch: Any) -> None:
         def more(self: Any) -> int:
@@ -102,7 +102,7 @@ def slack(share: float) -> Idea:
 
 
 def pages(mib: int) -> Idea:
-    """Pages of another size, and what is kept free for them."""
+    """Use pages of another size, and keep a matching amount free."""
 
     def use(session: Any, allocator: Any, patch: Any) -> None:
         allocator.page = mib

@@ -27,7 +27,7 @@ from tests.bench.overhead import Empty
 
 MIB = 1 << 20
 HEADERS = ["Model", "Operators", "Plain", "Mode", "Counting", "Inside", "ms", "Recomputed", "Flushes"]
-GUARD_AND_SLACK = 0.05  # of the budget, at least 86 MiB: so much more than the share it has to be
+GUARD_AND_SLACK = 0.05  # of the budget, at least 86 MiB: added to the share
 
 
 class Counter(Empty):
@@ -39,7 +39,7 @@ class Counter(Empty):
 
 
 def timed(step: Any, rounds: int) -> float:
-    """ms of the fastest of the steps after the first."""
+    """Return the ms of the fastest step after the first."""
     step()
     found = []
     for _ in range(rounds):
@@ -52,7 +52,7 @@ def timed(step: Any, rounds: int) -> float:
 
 
 def measured(name: str, args: argparse.Namespace) -> list[list[str]]:
-    """Rows of the table, one for each share."""
+    """Return the rows of the table, one for each share."""
     case = BY_NAME[name]
     gc.collect()
     torch.cuda.empty_cache()
@@ -76,7 +76,7 @@ def measured(name: str, args: argparse.Namespace) -> list[list[str]]:
 
 
 def inside(step: Any, nbytes: int, args: argparse.Namespace) -> list[str]:
-    """ms of a step with so much for tensors, and per step, recomputed operators and flushes."""
+    """Return the ms of a step with `nbytes` for tensors, and recomputed operators and flushes per step."""
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()

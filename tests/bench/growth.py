@@ -1,4 +1,4 @@
-"""Two hundred training steps: the ledger, the process's memory and the time of a step stay as they are."""
+"""Two hundred training steps: the ledger, the process's memory and the time of a step do not grow."""
 
 import gc
 import time

@@ -24,7 +24,7 @@ from tests.bench.section import row
 RULES = ("h_dtr_eq", "auto")
 STEPS = 2
 FAILURES = 5
-"""Budgets that fail one below the other, until no smaller one is tried."""
+"""Consecutive failing budgets after which no smaller one is tried."""
 
 
 class Convolutions(nn.Sequential):
@@ -60,7 +60,7 @@ class Recurrent(nn.Module):
 
 
 class Skips(nn.Module):
-    """A U-Net in small: what a level computes on the way down is needed again on the way up."""
+    """A small U-Net: what a level computes on the way down is needed again on the way up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (Recurrent, (128, 8, 16)),
     "unet": (Skips, (4, 3, 32, 32)),
 }
-"""For each, what makes it, and the size of a batch."""
+"""For each model, the function that makes it, and the size of a batch."""
 
 
 def train(name: str) -> list[float]:
@@ -119,7 +119,7 @@ class Found(NamedTuple):
     rule: str
     peak: int
     runs: list[int]
-    """The percentages of the peak that run."""
+    """The percentages of the peak at which it runs."""
     fails: list[int]
 
     @property
@@ -128,19 +128,19 @@ class Found(NamedTuple):
 
 
 def inside(name: str, rule: str, budget: int | None) -> tuple[list[float] | None, int]:
-    """The results, or None after a `BudgetError`; and the peak."""
+    """Return the results, or None after a `BudgetError`; and the peak."""
     with dtrrun.budget(budget, heuristic=rule, cost="model") as session:
         try:
             result = train(name)
         except dtrrun.BudgetError:
             result = None
         peak = int(session.report()["peak_bytes"])
-    gc.collect()  # as at the beginning of a program
+    gc.collect()  # as at the start of a program
     return result, peak
 
 
 def sweep(name: str, rule: str, percents: Iterable[int], failures: int = FAILURES) -> Found:
-    """Train inside these shares of the peak, from the largest down, until so many in a row fail."""
+    """Train inside these shares of the peak, from the largest down, until `failures` in a row fail."""
     expected = train(name)
     result, peak = inside(name, rule, None)
     assert result == expected

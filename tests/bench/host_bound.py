@@ -1,4 +1,4 @@
-"""What dtrrun adds to a training step whose time is the host's, with an ample budget and with a small one."""
+"""What dtrrun adds to a host-bound training step, with an ample budget and with a small one."""
 
 import contextlib
 import threading
@@ -48,7 +48,7 @@ class Recurrent(nn.Module):
 
 
 def training():
-    """A function that makes a step and returns its loss."""
+    """Return a function that takes a step and returns its loss."""
     torch.manual_seed(0)
     model, words = Recurrent(), torch.randint(0, WORDS, (ROWS, LENGTH + 1))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -65,7 +65,7 @@ def training():
 
 
 def in_two_threads(steps: int) -> tuple[list[float], float]:
-    """The losses of two trainings at once, and the processor time of one of their steps, after the third."""
+    """Train twice at once; return the losses, and the CPU time of one of their steps after the third."""
     both = [training(), training()]
     together = threading.Barrier(2)
     losses: list[list[float]] = [[], []]

@@ -1,12 +1,12 @@
 """Runs a script whose operators all take the slow path, in Python.
 
-`python in_python.py SCRIPT [ARGS…]`, as a target of `dtrrun`. The interposer only brings the operators.
+`python in_python.py SCRIPT [ARGS…]`, as a target of `dtrrun`. The interposer only passes operators on.
 """
 
 import runpy
 import sys
 
-import torch  # noqa: F401  # which starts the session
+import torch  # noqa: F401  # starts the session
 
 from dtrrun import runtime
 

@@ -1,4 +1,4 @@
-"""Rules in a run: the paper's, one that knows the step before, and what a run learns by itself."""
+"""Rules in a run: the paper's, one that knows the previous step, and what a run learns by itself."""
 
 import json
 import sys
@@ -16,9 +16,9 @@ SHARES = (70, 50, 40, 30, 20)
 LOW = SHARES[2:]
 RULES = ("h_dtr_eq", "h_next", "auto")
 STEPS, LEARNING = 8, 60
-"""Of a run that is measured, and of one that learns for it."""
+"""Steps of a measured run, and of one that learns for it."""
 OTHER_STEPS = {"unrolled_gan": 7}
-"""Its eighth step is that of the discriminator alone, which evicts next to nothing."""
+"""Its eighth step is the discriminator's alone, which evicts almost nothing."""
 
 TEXT = f"""\
 The table shows the recomputation in the last of {STEPS} steps as a share of the program's own operators,
@@ -68,7 +68,7 @@ def _share(step: dict[str, Any]) -> float:
 
 
 def _gained(cells: list[dict[str, Any]]) -> str:
-    """Compare the whole step's time, with what choices and bookkeeping take."""
+    """Compare the whole step's time, including choices and bookkeeping."""
     baseline = RULES[0]
     both = [cell for cell in cells if cell[baseline] and cell["auto"]]
     times = [[_time(cell[rule]) for cell in both] for rule in (baseline, "auto")]
@@ -87,7 +87,7 @@ def _time(step: dict[str, Any]) -> float:
 
 
 class Runs:
-    """Of one example, with a cache of their own."""
+    """Runs of one example, with their own cache."""
 
     def __init__(self, example: str, folder: Path) -> None:
         script = str(ROOT / "docs" / "examples" / f"{example}.py")
@@ -99,7 +99,7 @@ class Runs:
         self.peak = json.loads(self._report.read_text())["peak_bytes"]
 
     def last_step(self, budget: int, rule: str) -> dict[str, Any] | None:
-        """As in the report, and what a search has predicted; None if the run did not get there."""
+        """Return it as in the report, with the search's prediction; None if the run did not get there."""
         options = ["--budget", f"{budget}B", "--heuristic", rule]
         limits = ["--max-slowdown", "10", "--on-thrash", "stop"]
         predicted = None
@@ -112,7 +112,7 @@ class Runs:
         return {**self._process()["last_step"], "predicted": predicted}
 
     def _process(self) -> dict[str, Any]:
-        """What the report says; nothing if there is none."""
+        """Return the process in the report, or {} without a report."""
         if not self._report.exists():
             return {}
         (process,) = json.loads(self._report.read_text())["processes"]

@@ -1,4 +1,4 @@
-"""What an optimizer's step on tiny tensors costs inside a session, where the host's work is all of it."""
+"""The cost of an optimizer's step on tiny tensors inside a session, where all of it is the host's work."""
 
 import contextlib
 import time
@@ -28,7 +28,7 @@ COUNTS = (150, 1200)  # tensors: about a GPT-2's, a third of a ResNet-1202's
 
 
 def steps_of(make, count: int):
-    """An optimizer over parameters with gradients, whose state is there."""
+    """Return `step` of an optimizer whose gradients and state exist."""
     parameters = [torch.nn.Parameter(torch.randn(8, 8)) for _ in range(count)]
     for parameter in parameters:
         parameter.grad = torch.randn(8, 8)

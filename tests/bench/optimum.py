@@ -1,4 +1,4 @@
-"""Heuristics against what is possible at best, on the same graphs: chains, and logs with operators joined."""
+"""Heuristics against the optimum on the same graphs: chains, and logs with operators grouped."""
 
 from functools import partial
 from math import inf
@@ -19,7 +19,7 @@ SHARES = (0.75, 0.55)
 HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "h_next")
 MOST_OPERATORS = 1800
 SECONDS = 100.0
-"""That the solvers have for all logs together."""
+"""The solvers' time for all logs together."""
 MOST_SECONDS, BOUND_SECONDS = 10.0, 4.0
 LIMIT = 10.0
 
@@ -66,7 +66,7 @@ def optimum(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
 def _row(
     section: Section, excess: list[list[float]], name: str, graph: Graph, nbytes: int, seconds: float
 ) -> None:
-    """seconds: of Checkmate's solver; 0 for a chain, which needs none."""
+    """Return a row. seconds: for Checkmate's solver; 0 for a chain, which needs none."""
     schedule = schedule_of_graph(graph)
     outcomes = [simulate(schedule, nbytes, one, limit=LIMIT) for one in HEURISTICS]
     outcomes.append(find(partial(simulate, schedule, nbytes), limit=LIMIT).outcome)

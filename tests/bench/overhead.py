@@ -37,7 +37,7 @@ def mix(a, b):
 
 
 LINE = torch.full((20_000,), 0.5)
-places = itertools.cycle(range(len(LINE) - 16))  # more than the turns of a round
+places = itertools.cycle(range(len(LINE) - 16))  # more than the iterations of a round
 
 
 def never_the_same(a, b):
@@ -57,7 +57,7 @@ LOOPS = {
     "never the same": (2, never_the_same),
     "mix": (8, mix),
 }
-"""Name: operators in a turn of the loop, and the turn. `add_` has a fresh tensor each turn to work on."""
+"""Name: operators in an iteration, and the iteration. `add_` works on a fresh tensor each time."""
 
 
 def seconds(turn, turns: int) -> float:

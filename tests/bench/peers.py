@@ -1,4 +1,4 @@
-"""dtrrun and what else there is for a model that takes too much memory, on the same models in one run."""
+"""dtrrun and its alternatives for a model that takes too much memory, on the same models in one run."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ LINES = {
     "torch.compile": 1,
     **{f"torch.compile, budget {budget}": 2 for budget in BUDGETS},
 }
-"""The ways, and the lines of a program that each changes."""
+"""The ways, and the number of lines of a program that each changes."""
 
 
 class Recurrent(nn.Module):
-    """An LSTM whose steps are a loop in Python; blocks of ten steps."""
+    """An LSTM whose time steps are a Python loop; blocks of ten steps."""
 
     def __init__(self, every: int) -> None:
         super().__init__()
@@ -91,10 +91,10 @@ MODELS: dict[str, Callable[[int], Any]] = {
 
 
 class Peak:
-    """The most bytes that PyTorch's allocator had given out at once, of the profiler's record of one step."""
+    """The peak bytes allocated by PyTorch, from the profiler's record of one step."""
 
     def __init__(self, before: int) -> None:
-        """before: bytes of what existed already."""
+        """before: bytes that existed already."""
         self._before = before
 
     def __enter__(self) -> Peak:
@@ -115,7 +115,7 @@ class Peak:
 
 
 def selective(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`checkpoint` that saves what products of matrices and convolutions have made."""
+    """Return a `checkpoint` that saves the results of matrix products and convolutions."""
     saved = {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -132,7 +132,7 @@ def selective(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def prepared(way: str) -> Iterator[None]:
-    """While a model is trained in a way."""
+    """Context in which a model is trained in a way."""
     with contextlib.ExitStack() as stack:
         if way == "save_on_cpu":
             stack.enter_context(torch.autograd.graph.save_on_cpu())
@@ -187,12 +187,12 @@ def train(name: str, way: str, steps: int) -> dict[str, Any]:
 
 
 def in_a_process(name: str, way: str, steps: int, budget: int | None = None) -> dict[str, Any] | None:
-    """The same in a process of its own. budget: of dtrrun, in bytes. None if it fails."""
+    """Return the same from a separate process; None if it fails. budget: dtrrun's, in bytes."""
     words = [name, way, str(steps), *([] if budget is None else [str(budget)])]
     command = [sys.executable, "-m", "tests.bench.peers", *words]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode != 0:
-        if "BudgetError" in done.stderr or way.startswith("selective"):  # which refuses what changes in place
+        if "BudgetError" in done.stderr or way.startswith("selective"):  # selective refuses in-place changes
             return None
         raise RuntimeError(f"{name}, {way}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -225,7 +225,7 @@ def measure(quick: bool) -> Section:
 
 
 def _cells(run: dict[str, Any] | None, plain: dict[str, Any]) -> list[str]:
-    """Peak, time, and whether the bits are equal; nothing if the run has failed."""
+    """Return peak, time, and whether the bits are equal; [] if the run failed."""
     if run is None:
         return []
     equal = "yes" if run["digest"] == plain["digest"] else "no"

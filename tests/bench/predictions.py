@@ -1,4 +1,4 @@
-"""What the simulator predicts from a recorded log of each example, against the live run."""
+"""The simulator's predictions from a recorded log of each example, against the live run."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def measure(quick: bool) -> Section:
 
 
 def recorded(example: str, path: Path, steps: str, cost: str):
-    """The log's instructions, or what went wrong."""
+    """Return the log's instructions, or what went wrong."""
     options = ["record", "--quiet", "-o", str(path), "--step", steps, "--cost", cost]
     status, stderr, _ = finished(command(options, example), ROOT, environment(), PATIENCE)
     return stderr[-1000:] if status else read_log(path)
@@ -66,7 +66,7 @@ def live(example: str, budget: int, cost: str, path: Path) -> dict:
 
 
 def judged(example, budget, modelled, measured, path) -> tuple[str, str]:
-    """A cell of the table, and what is wrong, or nothing."""
+    """Return a cell of the table, and what is wrong, or ""."""
     told = predict(modelled, budget, limit=LIMIT)
     if told.status == "thrash":
         return "thrashes", ""

@@ -1,4 +1,4 @@
-"""`dtrrun profile` on the examples: what it finds, how long it takes, and how far its predictions are off."""
+"""`dtrrun profile` on the examples: its findings, its time, and the errors of its predictions."""
 
 import json
 import sys
@@ -91,7 +91,7 @@ def _measured(example: str, folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _steps(folder: Path, script: str, options: list[str], count: int) -> list[tuple[int, int]]:
-    """Evictions and rematerializations of each step."""
+    """Return the evictions and rematerializations of each step."""
     code = (
         "import atexit, json, sys, runpy, torch\n"
         "from dtrrun import runtime\n"

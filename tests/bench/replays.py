@@ -36,11 +36,11 @@ PARTS: dict[str, tuple[str, str, int] | None] = {
     "all scratch is kept": ("deallocation", "scratch_shift", 0),
     "no plans": ("rematerializer", "last_planned", 1 << 30),
 }
-"""What is set of which part of a `DTR`."""
+"""By name: a part of a `DTR`, its attribute and the value to set."""
 
 
 class Costliest(DecisionObserver):
-    """The rematerialization that took most, of all that the program's operators asked for."""
+    """The costliest of the rematerializations that the program's operators needed."""
 
     def __init__(self) -> None:
         self.cost = self.total = self.runs = 0
@@ -67,7 +67,7 @@ class Costliest(DecisionObserver):
 
 @contextmanager
 def beginning(begins: Callable[[DTR], None]) -> Iterator[None]:
-    """Call a function with the parts of each run before it begins."""
+    """Call a function with each run's parts before the run begins."""
     begin = live._Run.__init__
 
     def begun(run: Any, *given: Any, **named: Any) -> None:
@@ -79,7 +79,7 @@ def beginning(begins: Callable[[DTR], None]) -> Iterator[None]:
 
 
 def without(part: tuple[str, str, int] | None) -> Callable[[DTR], None]:
-    """Return what sets this of the parts of a run."""
+    """Return a function that switches this part of a run off."""
     return lambda dtr: None if part is None else setattr(getattr(dtr, part[0]), part[1], part[2])
 
 

@@ -1,4 +1,4 @@
-"""Memory really goes back to the machine: the resident set is below a plain run's, and follows the budget."""
+"""Memory is really returned: the resident set is below a plain run's, and follows the budget."""
 
 from tests.bench.runs import TINY, inside_once, plain_once, share
 from tests.bench.section import Section

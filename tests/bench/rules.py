@@ -1,4 +1,4 @@
-"""Rules of ours beside the paper's: overhead at each budget of a log."""
+"""Our rules compared with the paper's: overhead at each budget of a log."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs an example plainly or inside a budget, each in a process of its own."""
+"""Runs an example plainly or inside a budget, each in a separate process."""
 
 import functools
 import json
@@ -28,12 +28,12 @@ TINY = {
     "vae": ["--batch-size", "1"],
     "amp": ["--batch-size", "1"],
 }
-"""The examples, and arguments with which next to nothing but weights and program is in memory."""
+"""The examples, and arguments with which memory holds little but weights and the program."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended. `capture` is empty if the script failed, `report` if it ran plainly."""
+    """A run's outcome. `capture` is empty if the script failed, `report` if it ran plainly."""
 
     exit_code: int
     stderr: str
@@ -42,26 +42,26 @@ class Run:
 
     @property
     def infeasible(self) -> bool:
-        """Ended by the clear error that the budget is too small."""
+        """Return whether it ended with the explicit error that the budget is too small."""
         return self.exit_code == 1 and "BudgetError: " in self.stderr
 
     @property
     def step_seconds(self) -> float:
-        """Mean over the steps after the second; by then sizes are known and caches are warm."""
+        """Return the mean over the steps after the second, when sizes are known and caches are warm."""
         steps = self.capture["step_seconds"][2:]
         return sum(steps) / len(steps)
 
 
 def plain(example: str, *arguments: str, **variables: str) -> Run:
-    """Without dtrrun; `variables` are added to the environment."""
+    """Run without dtrrun; `variables` are added to the environment."""
     return _run([], example, arguments, variables)
 
 
 def inside(budget: int | None, example: str, *arguments: str, **variables: str) -> Run:
-    """Under dtrrun; `budget` in bytes, None to count only."""
+    """Run under dtrrun; `budget` in bytes, None to count only."""
     options = (
         [] if budget is None else ["--budget", f"{budget}B", "--heuristic", FIRST]
-    )  # no search beside it
+    )  # no search in the background
     return _run([sys.executable, "-m", "dtrrun", "--quiet", *options], example, arguments, variables)
 
 
@@ -70,7 +70,7 @@ def share(percent: int, peak: int) -> int:
 
 
 def difference(a: Run, b: Run) -> str:
-    """The first thing in which two runs that both ended well differ; "" if they are equal bit for bit."""
+    """Return the first difference between two successful runs; "" if they are equal bit for bit."""
     for part in ("state", "rng"):
         if a.capture[part].keys() != b.capture[part].keys():
             return f"{part}: other names"
@@ -85,7 +85,7 @@ def difference(a: Run, b: Run) -> str:
 
 plain_once = functools.cache(plain)
 inside_once = functools.cache(inside)
-"""For figures that one run gives as well as another: bits and bytes, not times."""
+"""For figures that are the same in every run: bits and bytes, not times."""
 
 
 def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables: dict[str, str]) -> Run:
@@ -95,7 +95,7 @@ def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables:
             prefix = [*prefix, "--json", str(report)]
         script = ROOT / "docs" / "examples" / f"{example}.py"
         if not script.exists():
-            # In a folder of its own: a script finds what lies beside it, and `profile` is also Python's.
+            # In a separate folder: a script's folder is importable, and `profile` is also Python's module.
             script = Path(__file__).parent / "scripts" / f"{example}.py"
         command = [*prefix, sys.executable, str(CAPTURE), str(capture), str(script), *arguments]
         status, stderr, done = finished(command, ROOT, environment() | variables, PATIENCE)
@@ -105,7 +105,7 @@ def _run(prefix: list[str], example: str, arguments: tuple[str, ...], variables:
 def finished(
     command: list[str], folder: str | Path, variables: dict[str, str], patience: float
 ) -> tuple[int, str, bool]:
-    """Exit status and standard error of a command, and whether it ended within `patience` seconds."""
+    """Return a command's exit status and standard error, and whether it ended within `patience` seconds."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -117,14 +117,14 @@ def finished(
     try:
         _, stderr = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        process.terminate()  # dtrrun passes it on
+        process.terminate()  # dtrrun passes the signal on
         _, stderr = process.communicate()
         return process.returncode, f"{stderr}\nnot done after {patience} s", False
     return process.returncode, stderr, True
 
 
 def environment() -> dict[str, str]:
-    """Ours without options of dtrrun, for programs on the CPU, beside which there may be a GPU.
+    """Return our environment without dtrrun's options, for programs on the CPU, even if there is a GPU.
 
     On one thread: two OpenMP threads on busy cores make times noisy.
     """

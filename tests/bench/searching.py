@@ -25,7 +25,7 @@ VARIES = {
     "treelstm": [*SMALL["treelstm"], "--steps", "80"],
     "random_shapes": ["--steps", "200"],
 }
-"""Programs of which no step is like another."""
+"""Programs in which no two steps are alike."""
 REPEATS = ("resnet", "transformer", "lstm")
 HALF, LITTLE = 50, 40
 STEPS, NEAR, SEARCHES = 60, 10, 3
@@ -61,7 +61,7 @@ def _add(section: Section, *cells: str) -> None:
     print(*cells, sep=" | ", file=sys.stderr, flush=True)
 
 
-# -- where no step is like another --------------------------------------------------------------------
+# -- when no two steps are alike ----------------------------------------------------------------------
 
 
 def _varying(section: Section, program: str, arguments: list[str], rounds: int) -> None:
@@ -104,7 +104,7 @@ def _processor_seconds(options: list[str], target: list[str]) -> float:
 
 
 class Clock(Learning):
-    """Learning that takes no new rule, and notes for each step what was going on and how long it took."""
+    """Learning that adopts no new rule, and records each step's phase and duration."""
 
     steps: list[tuple[str, float, float]]
 
@@ -142,7 +142,7 @@ def _searching(section: Section, program: str, times: int) -> None:
     for _ in range(times):
         with _quietly(), _noting(), dtrrun.budget(f"{budget}B", device="cpu", heuristic="auto"):
             _run(program, STEPS)
-        steps = Clock.steps[2:]  # costs have been measured, and there is an optimizer's state
+        steps = Clock.steps[2:]  # costs have been measured, and optimizer state exists
         plain = [one for one in steps if one[0] == BEFORE] + [one for one in steps if one[0] == AFTER][:NEAR]
         usual = [median(one[k] for one in plain) for k in (1, 2)]
         for state, ratios in found.items():

@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass
 class Section:
-    """`missed` lists, in words, what the measurement should have shown and did not."""
+    """`missed` lists, in words, what the measurement should have shown but did not."""
 
     title: str
     text: str
@@ -35,7 +35,7 @@ class Section:
         return self.table(f"`{command}` on {machine()}.")
 
     def table(self, source: str) -> str:
-        """As Markdown, with `source`, which says where the figures are from, between text and table."""
+        """Return Markdown with `source`, which says where the figures are from, between text and table."""
         lines = [self.text, "", source, ""]
         lines += [row(self.headers), "|---" + "|---:" * (len(self.headers) - 1) + "|"]
         lines += [row(cells) for cells in self.rows]
@@ -44,13 +44,13 @@ class Section:
 
 
 def row(cells: Sequence[str]) -> str:
-    """One row of a Markdown table."""
+    """Return one row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def machine() -> str:
-    """The machine in one line."""
-    import torch  # here, since it takes a second or two: tables alone need none
+    """Return the machine in one line."""
+    import torch  # here, since it takes a second or two, and tables do not need it
 
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
@@ -91,5 +91,5 @@ def replace_sections(path: Path, sections: dict[str, str]) -> None:
 
 
 def _number(section: tuple[str, str]) -> int:
-    """Of a title like `12. Speed`."""
+    """Return the number in a title like `12. Speed`."""
     return int(section[0].partition(".")[0])

@@ -101,7 +101,7 @@ def _logs(folder: Path | None, made: Path, quick: bool) -> dict[str, Schedule]:
 
 
 def equal(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section | None:
-    """Status and overhead of every cell that the authors' simulator has."""
+    """Compare status and overhead in every cell that the authors' simulator has."""
     if not expected:
         return None
     headers = ["Log, heuristic", "Cells", "Equal", "To the nanosecond", "Equal with other ties"]
@@ -141,7 +141,7 @@ def _compare(schedule: Schedule, heuristic: str, row: dict[str, Any], ties: int)
 
 
 def speed(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
-    """Times of the sweep with h_dtr_eq, and of one long log."""
+    """Measure the times of the sweep with h_dtr_eq, and of one long log."""
     headers = ["Log", "Theirs", "Scan", "Ours", "All ten budgets", "Scores, scan", "Scores, ours"]
     section = Section("7. The simulator's speed", SPEED, headers)
     sums = [0.0] * 4
@@ -183,7 +183,7 @@ def speed(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
 
 
 def accesses(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
-    """What the search saves, in the paper's measure."""
+    """Count what the search saves, by the paper's measure."""
     section = Section("8. Storage accesses", ACCESSES, ["Log, heuristic", "Theirs", "Scan", "Ours"])
     for name, schedule in logs.items():
         for heuristic in ("h_dtr", "h_dtr_eq", "h_dtr_local"):
@@ -198,7 +198,7 @@ def accesses(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
 
 
 def timed(schedule: Schedule, ratio: float, scan: bool = False) -> Outcome:
-    """With the processor's time as its seconds: others use the machine too."""
+    """Simulate with CPU time as its seconds, since other programs use the machine too."""
     started = process_time()
     outcome = simulate(schedule, int(schedule.peak_bytes * ratio), "h_dtr_eq", scan=scan)
     return replace(outcome, seconds=process_time() - started)
@@ -209,7 +209,7 @@ def _seconds(seconds: float) -> str:
 
 
 def training(operators: int, seed: int = 0) -> list[Instruction]:
-    """A step of a deep network with skip connections: forward, then backward; costs and sizes are drawn."""
+    """Return a step, forward and backward, of a deep network with skip connections and random costs."""
     r = random.Random(seed)
     layers = operators // 2
     log: list[Instruction] = [Constant("x0", 10**6)]

@@ -1,4 +1,4 @@
-"""Time of a step inside half the peak, and inside a budget that never binds, against the plain run."""
+"""The time of a step at half the peak, and in a budget that never binds, against the plain run."""
 
 import sys
 from statistics import median
@@ -19,7 +19,7 @@ take longer."""
 
 
 def recomputed(run: Run) -> float:
-    """In the steps that `Run.step_seconds` counts, of which one may be two of the report: a GAN's."""
+    """Return it for the steps that `Run.step_seconds` counts; one may be two in the report (a GAN's)."""
     (process,) = run.report["timeline"]["processes"]
     steps = process["steps"]
     skipped = 2 * round(steps["last"][-1] / len(run.capture["step_seconds"]))

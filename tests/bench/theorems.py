@@ -10,7 +10,7 @@ from tests.bench.section import Section
 LINEAR, ADVERSARY = THEORIES
 AT_MOST = 4
 CONTRAST = ("lru", "size")
-"""Without neighbourhoods: no constant bounds these."""
+"""Heuristics without neighborhoods: no constant bounds these."""
 CONTRAST_SIZES, CONTRAST_LIMIT = (64, 256, 1024), 500.0
 
 THEOREM_1 = f"""\

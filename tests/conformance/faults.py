@@ -1,4 +1,4 @@
-"""Errors injected at a chosen operator, of the program or of a rematerialization, and what must hold then."""
+"""Errors injected at a chosen operator of the program or of a rematerialization, and checks afterwards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.python_replays import use_python_replays
 
 
 class Attempt:
-    """Context in the program: errors are injected inside of it only, and end there.
+    """Context in the program: errors are injected only inside it, and it swallows them.
 
-    `failures` counts them, in the class.
+    The class attribute `failures` counts them.
     """
 
     under_way = False
@@ -39,10 +39,10 @@ INJECTED = "injected by the test"
 
 
 class Injector(TorchDispatchMode):
-    """Raises at one operator of the program, before it comes to the session.
+    """Raises at one operator of the program, before that operator reaches the session.
 
-    `at` counts the operators of the attempts from 0. `after` raises once it has come back from there.
-    Replays are not seen: they run below all modes.
+    `at` counts the operators of the attempts from 0. With `after`, raises once the operator has returned.
+    It does not see replays: they run below all modes.
     """
 
     def __init__(self, at: int, error: type[BaseException], *, after: bool = False) -> None:
@@ -63,7 +63,7 @@ class Injector(TorchDispatchMode):
 
 @contextmanager
 def failing_replays(at: int, error: type[BaseException], *, after: bool = False) -> Iterator[list[str]]:
-    """Raise in the `at`-th operator replayed in an attempt, once; yields the names of those that ran."""
+    """Raise once, in the `at`-th operator replayed in an attempt; yield the names of those that ran."""
     execute = Executor.execute
     ran: list[str] = []
     count = itertools.count()
@@ -102,7 +102,7 @@ def run_together(threads: list[threading.Thread]) -> None:
 
 
 def check_accounts(session: Any) -> None:
-    """No locks, and the ledger's bytes are those of the storages that there are."""
+    """Check that nothing is locked, and that the ledger's byte counts match the existing storages."""
     ledger = session.ledger
     ledger.collect_dead()
     assert session.dtr.eviction.replaying == 0

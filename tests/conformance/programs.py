@@ -1,7 +1,7 @@
 """Runs a small program plain and under dtrrun, and compares what it returns bit for bit.
 
 A program is a function without arguments that returns anything built of tensors, numbers, text, lists, tuples
-and dicts. Everything that it returns is compared twice: as read inside of the session, and after its end.
+and dicts. Everything it returns is compared twice: as read inside the session, and after the session's end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Report = dict[str, Any]
 
 
 def bits(value: Any) -> list[Any]:
-    """Everything that a result holds, in order, as comparable values."""
+    """Return everything that a result holds, in order, as comparable values."""
     return [one for part in leaves(value) for one in bits_of(part)]
 
 
@@ -67,7 +67,7 @@ def bits_of(value: Any) -> list[Any]:
         flat = torch.view_as_real(flat).reshape(-1)
     if flat.numel() < 2:  # contiguous whatever its stride
         flat = flat.as_strided(flat.shape, (1,))
-    # tolist of the bytes, eight at a time: nothing that compares equal but differs, and NaN equals itself.
+    # tolist of the bytes, eight at a time: values that differ never compare equal, and NaN equals itself.
     flat = flat.view(torch.uint8)
     if flat.numel() % 8 == 0 and flat.storage_offset() % 8 == 0:
         flat = flat.view(torch.int64)
@@ -75,7 +75,7 @@ def bits_of(value: Any) -> list[Any]:
 
 
 def outcome(program: Program) -> tuple[Any, list[Any]]:
-    """The result of a fresh run, and its bits with the final state of the generators."""
+    """Return the result of a fresh run, and its bits with the final state of the generators."""
     torch.manual_seed(7)
     random.seed(7)
     result = program()
@@ -87,7 +87,7 @@ def plain(program: Program) -> list[Any]:
 
 
 def difference(expected: list[Any], found: list[Any]) -> str:
-    """Where two lists of bits differ first; empty if they don't."""
+    """Return where two lists of bits first differ; empty if they don't."""
     for place, (one, other) in enumerate(zip(expected, found, strict=False)):
         if one != other:
             return f"value {place} of {len(expected)}: {str(one)[:200]} became {str(other)[:200]}"
@@ -102,10 +102,10 @@ def assert_same(expected: list[Any], found: list[Any], when: str) -> None:
 def run_inside(
     program: Program, budget_bytes: int | None, *, by_address: bool = False, slow: bool = True, **options: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Run under dtrrun; the bits after the session's end, which equal those inside of it, and the report.
+    """Run under dtrrun; return the bits after the session's end (equal to those inside it) and the report.
 
-    by_address: whether native code may touch evicted memory, which is then brought back for it. slow: as
-    `tests.paths.budget` takes it.
+    by_address: whether native code may touch evicted memory, which is then brought back for it. slow: as in
+    `tests.paths.budget`.
     """
     with budget(budget_bytes, slow=slow, **{"verify": True, **options}) as session:
         result, inside = outcome(program)
@@ -125,7 +125,7 @@ def run_inside(
 def check_stress(
     program: Program, expected: list[Any] | None = None, *, by_address: bool = False
 ) -> dict[str, Any]:
-    """Under a budget of one byte, where everything is evicted that can be: the same bits, on either path."""
+    """Check that the bits are the same on either path under a one-byte budget, which evicts all it can."""
     expected = plain(program) if expected is None else expected
     for slow in (False, True):
         found, report = run_inside(program, 1, over_budget="warn", slow=slow, by_address=by_address)
@@ -135,7 +135,7 @@ def check_stress(
 
 
 def check_budget(program: Program, expected: list[Any] | None = None) -> Report:
-    """At half of the program's peak, or the least feasible share above it: the same bits, never over."""
+    """Check at half of the program's peak, or the least feasible share above: same bits, never over it."""
     expected = plain(program) if expected is None else expected
     found, counted = run_inside(program, None)
     assert_same(expected, found, "counted only")
@@ -153,7 +153,7 @@ def check_budget(program: Program, expected: list[Any] | None = None) -> Report:
 
 
 def check(program: Program) -> None:
-    """Both ways against a plain run."""
+    """Check under stress and inside a budget, against a plain run."""
     expected = plain(program)
     assert_same(expected, plain(program), "the program itself repeats")
     check_stress(program, expected)
@@ -166,7 +166,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     steps: int = 3,
 ) -> dict[str, Any]:
-    """A plain training loop; what a user would want to be equal afterwards."""
+    """Run a plain training loop; return what a user would want to be equal afterwards."""
     losses = []
     for _ in range(steps):
         inputs, targets = make_batch()
@@ -186,7 +186,7 @@ def in_memory(tensor: torch.Tensor) -> bool:
 def living_nodes(session: Session) -> tuple[int, int]:
     """Return how many versions and operations exist, of all sessions."""
     gc.collect()
-    if session._native is not None:  # the garbage collector does not know these
+    if session._native is not None:  # the garbage collector does not track these
         versions, operations = session._native.living()
         return versions, operations
     kinds = [type(one) for one in gc.get_objects()]
@@ -206,7 +206,7 @@ def batch(rows: int = 64, width: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def chain(x: torch.Tensor, length: int = 8) -> list[torch.Tensor]:
-    """Activations that are all kept, each computed from the one before."""
+    """Return a chain of activations that are all kept, each computed from the one before."""
     kept = [x]
     for step in range(length):
         kept.append(torch.sin(kept[-1] * 1.1 + step))
@@ -214,7 +214,7 @@ def chain(x: torch.Tensor, length: int = 8) -> list[torch.Tensor]:
 
 
 def most_recent(size: int, staleness: int, cost: float, projected_cost: float) -> float:
-    """A heuristic that evicts what was used last, so that it protects nothing that is about to be used."""
+    """A heuristic that evicts what was used last, and so protects nothing that is about to be used."""
     return staleness
 
 

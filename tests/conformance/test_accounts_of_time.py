@@ -1,4 +1,4 @@
-"""Where a run's time goes is told while it goes there."""
+"""The accounts of where a run's time goes are kept up to date while it is being spent."""
 
 import time
 
@@ -15,7 +15,7 @@ from tests.python_replays import use_python_replays
 
 @pytest.fixture
 def slow_replay(monkeypatch):
-    """A session whose replays take 10 ms of bookkeeping for each operator, and a chain that is evicted."""
+    """A session whose replays take 10 ms of bookkeeping per operator, and a chain that is evicted."""
     use_python_replays(monkeypatch)
     with dtrrun.budget(1, over_budget="warn") as session:
         kept = chain(torch.ones(64), 16)
@@ -57,7 +57,7 @@ def test_a_native_replay_under_way_is_bookkeeping(monkeypatch):
 
 
 def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch):
-    """What PyTorch loaded for it is no bookkeeping, and was taken off although it had never been added."""
+    """PyTorch's time for loading is not bookkeeping; it used to be deducted though it was never added."""
 
     def loads(*args):
         time.sleep(0.05)
@@ -66,7 +66,7 @@ def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch
 
     with dtrrun.budget("1MB") as session:
         monkeypatch.setattr(shapes, "predict", loads)
-        session.dtr.eviction._next_collection = 1000  # it would take longer than all else
+        session.dtr.eviction._next_collection = 1000  # a collection would take longer than everything else
         found = Training([], [], False, "cpu")
         monkeypatch.setattr("dtrrun.runtime.session.find_training", lambda device_type: found)  # this, too
         with pytest.raises(dtrrun.BudgetError):

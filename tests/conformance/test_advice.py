@@ -1,4 +1,4 @@
-"""A user whose budget is too small, and who follows the advice of the error, soon has one that trains."""
+"""A user whose budget is too small, and who follows the error's advice, soon has a budget that trains."""
 
 import gc
 import re
@@ -37,7 +37,7 @@ def block(before, after):
 
 
 def unet():
-    """Most memory is in activations."""
+    """A model that needs most of its memory for activations."""
     model = UNet()
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     for _ in range(2):
@@ -47,7 +47,7 @@ def unet():
 
 
 def wide():
-    """Most memory is in parameters, gradients, and what the optimizer keeps and computes for all at once."""
+    """A model that needs most of its memory for parameters, gradients, optimizer state and temporaries."""
     model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 8))
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-3, weight_decay=1e-4, momentum=0.9, foreach=True)
     for _ in range(2):
@@ -57,7 +57,7 @@ def wide():
 
 
 def evaluated():
-    """Most memory is in an evaluation whose batch is larger than those of training."""
+    """A program that needs most of its memory for an evaluation, with a larger batch than in training."""
     model = nn.Sequential(
         *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()),
         *(nn.AvgPool2d(5), nn.Flatten(), nn.Linear(256, 10)),
@@ -72,7 +72,7 @@ def evaluated():
 
 
 def attempts(program, budget):
-    """Run it in the budget, then in those that the errors advise. Returns all budgets: the last is enough."""
+    """Run it in the budget, then in those that the errors advise. Return all budgets: the last is enough."""
     tried = []
     while len(tried) < 5:
         tried.append(budget)
@@ -99,10 +99,10 @@ def test_following_the_advice(program, percent):
 
 
 def test_what_is_to_come_is_added():
-    """In the first backward pass, when neither the operator nor the parameters alone would be enough."""
+    """The advice in the first backward pass covers more than the operator or the parameters alone."""
     parameters = 4 * (64 * 512 + 512 * 512 + 512 * 8)
     tried = attempts(wide, 3 * parameters // 2)
-    assert tried[1] >= 6 * parameters  # gradients, two tensors of state and two temporary ones
+    assert tried[1] >= 6 * parameters  # gradients, two tensors of state and two temporary tensors
 
 
 def test_parameters_that_the_session_has_not_seen_yet():
@@ -114,7 +114,7 @@ def test_parameters_that_the_session_has_not_seen_yet():
 
 
 def test_temporary_memory_of_an_optimizer_is_not_counted_twice():
-    """What it has computed already becomes constant, as the weights that it is computed from change."""
+    """The advice does not count twice what the optimizer's temporaries, now constants, already take."""
     with dtrrun.budget(None) as session:
         wide()
     peak = session.report()["peak_bytes"]
@@ -134,7 +134,7 @@ def test_the_second_budget_is_enough_and_no_more_than_the_peak_and_one_operator(
         program()
     peak = session.report()["peak_bytes"]
     operator = max(Sizes(one, set()).nbytes for one in session.slow_path.signatures.all())
-    gc.collect()  # its parameters, which would count among those of the next attempt
+    gc.collect()  # its parameters would otherwise count in the next attempt
     tried = attempts(program, peak * percent // 100)
     assert len(tried) == 2
     assert tried[1] <= 1.02 * (peak + operator)

@@ -1,4 +1,4 @@
-"""The harness that compares two runs sees a difference of one bit, wherever it is."""
+"""The harness that compares two runs notices a difference of one bit, wherever it is."""
 
 import json
 import random
@@ -74,7 +74,7 @@ def test_script_is_run_unchanged_and_timed(tmp_path):
     assert run.capture["stdout"] == ["__main__ --steps 3"]
     assert {"model.weight", "model.weight.grad", "optimizer.param_groups"} < run.capture["state"].keys()
     assert run.step_seconds == run.capture["step_seconds"][2] > 0
-    assert run.capture["resident_peak_bytes"] > 50_000_000  # torch alone is more
+    assert run.capture["resident_peak_bytes"] > 50_000_000  # torch alone takes more
 
     other = Run(0, "", {**run.capture, "stdout": ["__main__"]})
     assert difference(run, other) == "output: '__main__ --steps 3', '__main__'"

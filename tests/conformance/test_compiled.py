@@ -1,4 +1,4 @@
-"""Programs that `torch.compile` compiles: the bits that they compute without dtrrun, compiled as well."""
+"""Programs compiled by `torch.compile` compute the same bits as without dtrrun, compiled as well."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ WIDTH = 32
 
 
 class Block(nn.Module):
-    """Running statistics, random numbers, results side by side in one buffer, memory that is used again."""
+    """Running statistics, random numbers, results side by side in one buffer, memory that is reused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 def training():
-    """Two steps, in which the optimizer is compiled, too: a kernel of more than 32 arguments."""
+    """Two steps with a compiled optimizer, too: a kernel of more than 32 arguments."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
@@ -68,7 +68,7 @@ def inference():
 
 
 class Broken(torch.autograd.Function):
-    """What the compiler cannot trace: it compiles its parts when PyTorch calls them."""
+    """A function that the compiler cannot trace: it compiles the parts when PyTorch calls them."""
 
     @staticmethod
     def forward(ctx, x):
@@ -110,13 +110,13 @@ def test_a_compiled_program_computes_the_same_bits(program, observed, anew):
     assert_same(expected, found, "with everything evicted")
     assert report["compiled"]["kernels"] >= 3
     assert not report["compiled"]["opaque"]
-    assert counters["inductor"]["fxgraph_cache_hit"] >= 2  # what has been compiled without us is used
+    assert counters["inductor"]["fxgraph_cache_hit"] >= 2  # graphs compiled without dtrrun are reused
     by_name = {row["name"] for row in report["operators"] if row["rematerializations"]}
     assert any(name.startswith("inductor_kernel.") for name in by_name)
 
 
 def test_running_statistics_stay_for_what_was_computed_beside_them(anew):
-    """Memory runs short only when they have changed."""
+    """They stay right even if memory runs short only after the statistics have changed."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(4))
@@ -133,7 +133,7 @@ def test_running_statistics_stay_for_what_was_computed_beside_them(anew):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_no_guard_depends_on_the_session(strict, anew):
-    """Storages of FakeTensors have symbols as sizes, and say that they are on a CPU."""
+    """Storages of FakeTensors have symbolic sizes, and claim to be on a CPU."""
 
     def program():
         ends = torch.export.Dim("rows", min=2, max=64)
@@ -150,7 +150,7 @@ def test_storages_for_shapes_take_no_memory():
     with dtrrun.budget(None) as session:
         x = torch.randn(1024)
         torch._enable_functionalization(reapply_views=True)
-        made = torch._to_functional_tensor(x) + 1  # has what was made, and a storage beside it
+        made = torch._to_functional_tensor(x) + 1  # holds the result, and a storage beside it
         torch._disable_functionalization()
         before = session.report()["resident_bytes"]
         with FakeTensorMode():
@@ -179,7 +179,7 @@ def test_a_function_that_is_compiled_before_the_session(anew):
 
 
 def test_what_dynamo_does_not_look_into_is_the_same_when_it_compiles_and_later(anew):
-    """Its guards compare the code of such functions."""
+    """Dynamo's guards compare the code of such functions."""
     compiled = torch.compile(lambda x: (torch.get_rng_state(), x.sin() * 2)[1])
     with torch._dynamo.config.patch(error_on_recompile=True), dtrrun.budget(None):
         for _ in range(3):
@@ -210,7 +210,7 @@ def test_a_function_in_cpp_that_was_there_before_is_told_of(anew, capsys):
 
 
 def test_cuda_graphs_are_off(capsys, monkeypatch):
-    """There is no GPU: it is as if the graph had been generated for one."""
+    """Without a GPU: the test pretends that the graph was generated for one."""
     found = []
     monkeypatch.setattr(
         CompiledFxGraph,
@@ -268,7 +268,7 @@ def test_compile_eager_compiles_nothing(compile, anew):
 
 
 def test_what_the_compiler_looks_at_is_not_handed_out(anew):
-    """It asks the inputs for their storages, as without us."""
+    """It asks the inputs for their storages, as without dtrrun."""
     compiled = torch.compile(lambda x: x.sin() * 2, backend="aot_eager")
     with dtrrun.budget(None) as session:
         x = torch.randn(64, 64).cos()

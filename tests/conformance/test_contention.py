@@ -1,4 +1,4 @@
-"""`native/contention.h`: the time in which others have the core is no cost of an operator."""
+"""`native/contention.h`: descheduled time is excluded from operator costs."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ SIZE, TRIES = 700, 5
 
 @pytest.fixture
 def busy_core():
-    """Others take their turns on the only core that this thread may use."""
+    """Other processes compete for the only core that this thread may use."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     others = []
@@ -34,7 +34,7 @@ def busy_core():
 
 
 def test_costs_on_a_busy_machine(busy_core):
-    """The first call of an operator, and of one of the same kind that the short cut has seen before."""
+    """It holds for an operator's first call, and for a similar one that the short cut has seen before."""
     compared = 0
     with dtrrun.budget(1 << 30) as session:
         for more in range(TRIES):
@@ -44,7 +44,7 @@ def test_costs_on_a_busy_machine(busy_core):
             x @ x.t()
             used, wall = time.thread_time_ns() - used, time.perf_counter_ns() - wall
             costs = [one.cost for one in session.slow_path.signatures.all()[known:]]
-            if wall > 2 * used:  # it was interrupted for longer than it ran
+            if wall > 2 * used:  # it was descheduled for longer than it ran
                 compared += 1
                 assert max(costs) <= 1.2 * used
     assert compared

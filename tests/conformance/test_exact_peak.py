@@ -1,7 +1,7 @@
-"""A program that is given exactly its own measured peak evicts nothing: what is foreseen is what is made.
+"""A program whose budget is exactly its own measured peak evicts nothing: predictions match allocations.
 
-Each program is met for the first time under the budget, so that every size is asked from a shape function
-or a formula, and none is known from before.
+Each program is new to the session that has the budget, so every size comes from a shape function or a
+formula, and none is known in advance.
 """
 
 import pytest
@@ -13,7 +13,7 @@ import dtrrun
 
 
 class LanguageModel(nn.Module):
-    """Most of its memory are the logits. The loss reads all of them, and makes one number."""
+    """The logits take most of its memory. The loss reads all of them, and makes one number."""
 
     def __init__(self, recurrent=nn.LSTM):
         super().__init__()
@@ -93,4 +93,4 @@ def test_nothing_is_evicted(name):
     peak = program(None)["peak_bytes"]
     report = program(peak)
     assert (report["evictions"], report["peak_bytes"]) == (0, peak)
-    assert program(peak - 64)["evictions"] > 0  # it is the peak
+    assert program(peak - 64)["evictions"] > 0  # so it really is the peak

@@ -14,13 +14,13 @@ SMALL = {
     "unrolled_gan": ["--batch-size", "2048"],
     "vae": ["--batch-size", "32"],
 }
-"""Two steps of these take seconds, and most of their memory is still activations."""
+"""Run two steps of these: they take seconds, and most of their memory is still activations."""
 
 
 @pytest.mark.parametrize("example", ["treelstm", "unrolled_gan"])
 def test_half_the_peak_gives_the_same_bits(example):
     arguments = ["--steps", "2", *SMALL[example]]
-    with ThreadPoolExecutor(2) as pool:  # one a core
+    with ThreadPoolExecutor(2) as pool:  # one per core
         first = pool.submit(plain, example, *arguments)
         second = pool.submit(inside, None, example, *arguments)
         reference, counted = first.result(), second.result()

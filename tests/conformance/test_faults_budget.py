@@ -58,7 +58,7 @@ def test_a_budget_that_goes_up_and_down(slow):
 
 @pytest.mark.parametrize("where", ["start", "forward", "backward", "optimizer"])
 def test_a_budget_that_is_too_small_and_then_is_not(where):
-    """`set_budget` itself raises; what it evicted before comes back, and the program goes on."""
+    """`set_budget` itself raises; what it evicted before comes back, and the program continues."""
     expected = bits(trained(lambda step, where: None))
 
     def change(step, here):
@@ -79,7 +79,7 @@ def test_a_budget_that_is_too_small_and_then_is_not(where):
 
 
 def test_a_first_budget_after_counting_only():
-    """Signatures that were learned without a budget know no output sizes: they must not be believed."""
+    """Signatures learned without a budget have no output sizes, and must not be relied on."""
     expected = bits(trained(lambda step, where: None))
 
     def change(step, where):

@@ -1,4 +1,4 @@
-"""Chains of ten thousand operators, evicted whole: read from the end, and backward through them."""
+"""Chains of ten thousand operators, evicted entirely: read from the end, and differentiated."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def long_chain(x):
 
 
 def evict_all(session):
-    """Everything that can be evicted, however dear it would be to have again."""
+    """Evict everything that can be evicted, however expensive to recompute."""
     ledger = session.ledger
     ledger.collect_dead()
     evicted = 0
@@ -58,7 +58,7 @@ def test_read_from_the_end(kept):
 
 
 def test_backward_through_it():
-    """Each step of the backward pass needs an activation that a long chain leads to: in bounded memory."""
+    """Each backward step needs an activation at the end of a long chain, and gets it in bounded memory."""
 
     def program(between=lambda: None):
         weight = torch.linspace(0.5, 1.0, 256).reshape(16, 16).requires_grad_()

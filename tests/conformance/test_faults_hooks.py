@@ -20,7 +20,7 @@ class Fault(Exception):
 
 
 class Failing:
-    """A hook that raises at its third call, once."""
+    """A hook that raises once, at its third call."""
 
     def __init__(self):
         self.calls = 0
@@ -112,13 +112,13 @@ def test_hooks_that_raise(install):
 
 
 class Doubled(torch.autograd.Function):
-    """Raises in a pass when told to; its backward has read and written memory by then."""
+    """Raises in a pass when told to; by then its backward has read and written memory."""
 
     raises = ""
 
     @staticmethod
     def forward(ctx, x):
-        y = torch.from_numpy(x.numpy() * 2)  # native code that no operator shows
+        y = torch.from_numpy(x.numpy() * 2)  # native code hidden from operators
         ctx.save_for_backward(x, y)
         if Doubled.raises == "forward":
             raise Fault
@@ -154,7 +154,7 @@ def test_custom_functions_that_raise(where):
 
 
 def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypatch):
-    """They run unseen there, so that what they read must be in memory: here it is pinned."""
+    """They run unseen there, so what they read must be in memory: here it is pinned."""
     execute, waiting, spent = Executor.execute, [], []
 
     class Finalized:

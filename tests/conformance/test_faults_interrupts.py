@@ -1,7 +1,7 @@
-"""A KeyboardInterrupt at the places of our code where Python looks for signals, one at a time.
+"""A KeyboardInterrupt at each place in dtrrun's code where Python checks for signals, one at a time.
 
-The program catches it and makes its attempt again. Afterwards all bits are those of a plain run, the thread
-has its modes, and the accounts are right. A place is an instruction before which Python may have run a signal
+The program catches it and repeats its attempt. Afterwards all bits are those of a plain run, the thread has
+its modes, and the accounts are right. A place is an instruction before which Python may have run a signal
 handler: the beginning of a function, the instruction after a call, and the head of a loop.
 """
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.skipif("INTERRUPTS" not in os.environ, reason="takes lo
 
 BUDGET_BYTES = 28_000
 SHARE = int(os.environ.get("INTERRUPTS", "40"))
-"""One in so many places is tried; 1: each of them."""
+"""Try one place out of this many; 1: every place."""
 
 OURS = tuple(str(Path(dtrrun.__file__).parent / name) + os.sep for name in ("core", "runtime"))
-"""The folders, with those inside of them, whose code a session runs below the user's calls."""
+"""The folders, with their subfolders, whose code a session runs below the user's calls."""
 
 
 def places_of(code):
-    """Offsets of instructions before which an interrupt can be raised as Python would raise it."""
+    """Return the offsets of instructions before which an interrupt can be raised as Python would raise it."""
     instructions = list(dis.get_instructions(code))
     handlers = {}
     for start, end, target, *_ in dis._parse_exception_table(code):
@@ -42,7 +42,7 @@ def places_of(code):
     after_call, heads = set(), set()
     for one, following in itertools.pairwise(instructions):
         calls = one.opname.startswith("CALL") and "INTRINSIC" not in one.opname
-        # Python blames the call itself: where that has another handler, we would raise into the wrong one.
+        # Python attributes it to the call: if that has another handler, this would raise into the wrong one.
         same_handler = handlers.get(one.offset) == handlers.get(following.offset)
         if (calls and same_handler) or (one.opname == "RESUME" and not one.arg):
             after_call.add(following.offset)
@@ -52,7 +52,7 @@ def places_of(code):
 
 
 class Interrupts:
-    """Context: counts the places that an attempt comes by, or raises at one of them, once."""
+    """Context: counts the places that an attempt passes, or raises at one of them, once."""
 
     def __init__(self, code=None, offset=-1, count=0):
         self.code, self.offset, self.count = code, offset, count
@@ -98,7 +98,7 @@ class Interrupts:
 
 
 def program(interrupts):
-    """Each attempt starts from what no attempt changes, so that it can be made again."""
+    """Run attempts that start from state no attempt changes, so that each can be repeated."""
     torch.manual_seed(5)
     base = torch.randn(32, 16)
     state = torch.zeros(32, 16)
@@ -136,7 +136,7 @@ def program(interrupts):
 
 
 def run(interrupts, slow):
-    """The program's bits inside of a session, and what is wrong with the session afterwards."""
+    """Return the program's bits inside a session; check the session's state afterwards."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -172,18 +172,18 @@ def test_an_interrupt_at_each_place(slow, monkeypatch):
     reports = sys.unraisablehook
 
     def report(unraisable):
-        # Python drops what is raised in a finalizer: the attempt goes on, and must end as well as any other.
+        # Python drops what a finalizer raises: the attempt goes on, and must end as well as any other.
         if unraisable.exc_type is not KeyboardInterrupt:
             reports(unraisable)
 
     monkeypatch.setattr(sys, "unraisablehook", report)
     expected = bits(program(Interrupts()))
-    run(Interrupts(), slow)  # what is imported or set up once
+    run(Interrupts(), slow)  # run one-time imports and setup
     counting = Interrupts()
     assert_same(expected, run(counting, slow), "without an interrupt")
     places = [(*place, count) for place, n in counting.seen.items() for count in {0, n // 2, n - 1}]
     assert len(places) > 1000
-    for folder in OURS:  # a folder that was renamed would otherwise go untried, and nothing would say so
+    for folder in OURS:  # otherwise a renamed folder would silently go untested
         assert Path(folder).is_dir(), folder
         assert any(code.co_filename.startswith(folder) for code, *_ in places), folder
     places.sort(key=lambda place: (place[0].co_filename, place[0].co_firstlineno, *place[1:]))

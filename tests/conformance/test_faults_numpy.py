@@ -1,4 +1,4 @@
-"""Memory shared with NumPy, changed there while other things are evicted; children of a fork that use it."""
+"""Memory shared with NumPy, changed there while other tensors are evicted; forked children that use it."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ def test_arrays_under_tensors_change_between_operators():
         for step in range(6):
             kept += chain(ours * step, 3)
             kept.append(ours[3:7] + kept[-1][3:7])
-            array[step] = step  # what was computed from the old rows can't be computed again
+            array[step] = step  # what was computed from the old rows can no longer be recomputed
             array *= 0.9
             kept.append(torch.as_tensor(array).exp())
         return kept, ours
@@ -39,7 +39,7 @@ def test_arrays_over_tensors_change_between_operators():
             numpy.multiply(array, 0.5, out=array)
             kept += [x, before, x.exp(), x.t() @ before]
             array[1:3] = kept[-2].numpy()[1:3]
-            x.add_(1)  # both write in turn
+            x.add_(1)  # NumPy and PyTorch write in turn
             kept += [x * 3, float(array.sum())]
         return kept
 
@@ -47,7 +47,7 @@ def test_arrays_over_tensors_change_between_operators():
 
 
 def test_a_buffer_is_refilled_while_its_batches_are_evicted():
-    """As data loaders do that read into one array: `tensor(array)` copies, `from_numpy` does not."""
+    """Data loaders that read into one array do this: `tensor(array)` copies, `from_numpy` does not."""
 
     def program():
         model = mlp(3)

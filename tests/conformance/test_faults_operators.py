@@ -1,4 +1,4 @@
-"""An error at one operator after the other, in the program and in its rematerializations.
+"""An error at one operator after another, in the program and in its rematerializations.
 
 The program catches it and goes on; afterwards all bits are those of a plain run with the same error at the
 same operator, nothing is locked, and the accounts are right.
@@ -14,12 +14,12 @@ from torch import nn
 
 from tests.paths import budget
 
-BUDGET_BYTES = 12_000  # of a peak of some 40,000
+BUDGET_BYTES = 12_000  # out of a peak of about 40,000
 ERRORS = (torch.OutOfMemoryError, RuntimeError, KeyboardInterrupt)
 
 
 def training():
-    """In-place, random, statistics, several outputs and views; each attempt may fail anywhere."""
+    """In-place and random operators, statistics, several outputs, views; each attempt may fail anywhere."""
     torch.manual_seed(3)
     model = nn.Sequential(
         nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(16, 16)
@@ -46,12 +46,12 @@ def training():
 
 
 def inside(**options):
-    """A budget in which each run replays the same operators: costs that are measured would differ."""
+    """A budget in which each run replays the same operators: measured costs would differ."""
     return budget(BUDGET_BYTES, over_budget="warn", cost="model", verify=True, **options)
 
 
 def check_failed(program, expected, injector, **options):
-    """Run under dtrrun with one injected error: no more is left of it than in the plain run."""
+    """Run under dtrrun with one injected error: it leaves no more traces than in the plain run."""
     Attempt.failures = 0
     with inside(**options) as session, injector:
         _, found = outcome(program)
@@ -63,7 +63,7 @@ def check_failed(program, expected, injector, **options):
 
 
 def check_each(check, count, every):
-    """Others in the first half than in the second, so that more is met of what comes in both steps."""
+    """Check different operators in each half, to cover more of those that both steps have."""
     half = count // 2
     places = [*range(0, half, every), *range(half + (every - half + 1) % every, count, every)]
     wrong = []
@@ -80,7 +80,7 @@ WAYS = pytest.mark.parametrize(
     [(False, True, 3), (False, False, 8), (True, True, 8), (True, False, 8)],
     ids=["fast path, after", "fast path, before", "careful, after", "careful, before"],
 )
-"""At every third operator where no handler sees it, at every eighth elsewhere."""
+"""Every third operator where no handler sees it, every eighth elsewhere."""
 
 
 @WAYS
@@ -97,7 +97,7 @@ def test_at_each_operator_of_the_program(slow, after, every):
 
 
 def rebuilding():
-    """Each attempt reads what was evicted, and has the same result when it is made again."""
+    """Run attempts that read what was evicted; each has the same result when repeated."""
     torch.manual_seed(3)
     norm = nn.BatchNorm1d(16)
     layers = [nn.Linear(16, 16) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Four different models trained by four threads in one session, undisturbed by one another's errors."""
+"""Four different models trained by four threads in one session: errors in one do not disturb the others."""
 
 import threading
 
@@ -84,7 +84,7 @@ def test_four_models_at_once_while_one_keeps_failing():
 
 
 def test_one_thread_reads_what_another_evicts():
-    """Both read all of one chain again and again, in opposite directions."""
+    """Both threads read all of one chain again and again, in opposite directions."""
     made = [torch.randn(32, 32)]
     expected, found = {}, {}
 

@@ -1,4 +1,4 @@
-"""Forked children, such as a data loader's workers, have every tensor and begin at once."""
+"""Forked children, such as a data loader's workers, have every tensor and start at once."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ NBYTES = 4 * COUNT
 
 
 def told_by_child(function):
-    """What `function` returns in a forked child, as text."""
+    """Return what `function` returns in a forked child, as text."""
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -113,7 +113,7 @@ def test_a_child_begins_without_a_search_of_all_modules_or_a_collection(monkeypa
         thread = threading.Thread(target=lambda: made.append((torch.ones(2) + 1).tolist()))
         thread.start()
         thread.join()
-        with dtrrun.budget("1GB"):  # a session of its own finds all as it should be
+        with dtrrun.budget("1GB"):  # a session in the child finds everything in order
             made.append((torch.ones(2) + 1).tolist())
         return searched, collector, gc.isenabled(), made
 

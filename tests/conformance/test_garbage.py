@@ -1,4 +1,4 @@
-"""Garbage: tensors that only cycles of references hold take no memory from the program that it would need."""
+"""Garbage: tensors held only by reference cycles do not take memory that the program needs."""
 
 import gc
 
@@ -23,7 +23,7 @@ class Record:
 
 @pytest.fixture(autouse=True)
 def no_automatic_collections():
-    """In a program that makes few objects, the collector does not run by itself for a long time."""
+    """The collector does not run by itself for a long time in a program that makes few objects."""
     before = gc.get_threshold()
     gc.set_threshold(1_000_000)
     yield
@@ -31,7 +31,7 @@ def no_automatic_collections():
 
 
 def training(steps=24):
-    """Every step leaves a record with a result that depends on the weights."""
+    """Train; every step leaves a cyclic record with a result that depends on the weights."""
     net = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     losses = []
@@ -46,7 +46,7 @@ def training(steps=24):
 
 
 def counted(monkeypatch):
-    """The collections that sessions make."""
+    """Return a list that collects the calls by which sessions collect garbage."""
     made = []
     collect = gc.collect
     monkeypatch.setattr(gc, "collect", lambda *given: made.append(given) or collect(*given))
@@ -77,7 +77,7 @@ def test_evicted_garbage_is_not_brought_back_because_a_weight_changes():
 
 
 def test_a_refusal_soon_after_a_collection_that_freed_nothing_is_preceded_by_another():
-    """As in a search for the largest batch that fits."""
+    """This happens in a search for the largest batch that fits."""
     with dtrrun.budget(6 * RECORD) as session:
         with pytest.raises(dtrrun.BudgetError):
             torch.randn(20 * ROWS, WIDTH)
@@ -89,13 +89,13 @@ def test_a_refusal_soon_after_a_collection_that_freed_nothing_is_preceded_by_ano
 
 
 def test_memory_that_is_refused_while_inputs_are_brought_back_is_garbage_s():
-    """Both inputs and the result need all of the budget, of which some is garbage that cannot be evicted."""
+    """Both inputs and the result need the whole budget, part of which is garbage that cannot be evicted."""
     with dtrrun.budget(20 * RECORD) as session:
         one = torch.randn(ROWS, WIDTH)
         left, right = one.sin(), one.cos()
         expected = (left * right).sum().item()
         with pytest.raises(dtrrun.BudgetError):
-            torch.randn(21 * ROWS, WIDTH)  # after a collection, which frees nothing
+            torch.randn(21 * ROWS, WIDTH)  # follows a collection that frees nothing
         for _ in range(3):
             record = Record(out=one.exp())
             session.pin(record.out)
@@ -114,7 +114,7 @@ def test_programs_without_cycles_hardly_ever_pay(monkeypatch):
         for _ in range(40):
             optimizer.zero_grad()
             out = net(torch.randn(64, 64))
-            old = [out.detach().exp(), *old[:1]]  # depends on weights that change while it is still there
+            old = [out.detach().exp(), *old[:1]]  # depends on weights that change while it still exists
             out.square().mean().backward()
             optimizer.step()
         report = session.report()

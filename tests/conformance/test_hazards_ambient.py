@@ -1,4 +1,4 @@
-"""What a program sets around its operators (autocast, default dtype, flags, modes) holds in replays, too."""
+"""Settings around a program's operators (autocast, default dtype, flags, modes) hold in replays, too."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_composites_have_the_bits_that_they_have_without_a_mode(context):
             for name, compute in COMPOSITES.items():
                 try:
                     found[name] = compute()
-                except RuntimeError as error:  # no such kernel for bfloat16 on this processor
+                except RuntimeError as error:  # this processor has no such kernel for bfloat16
                     found[name] = str(error)
         return found
 
@@ -75,7 +75,7 @@ def test_composites_have_the_bits_that_they_have_without_a_mode(context):
 
 @pytest.fixture(scope="module")
 def library():
-    """Operators of somebody else's, whose kernels call operators of PyTorch's."""
+    """Third-party operators whose kernels call PyTorch's operators."""
     with torch.library._scoped_library("dtrruntest", "FRAGMENT") as made:
         made.define("matmul(Tensor x, Tensor y) -> Tensor")
         made.impl("matmul", lambda x, y: x @ y, "CPU")
@@ -184,7 +184,7 @@ def test_a_replay_has_the_settings_of_the_first_run(name):
         with setting():
             inside = [compute() for _ in range(3)]
         outside = [compute() for _ in range(3)]
-        with setting():  # what was made outside is used here
+        with setting():  # uses what was made outside
             return [torch.stack(inside), torch.stack(outside), compute()]
 
     check_stress(program)
@@ -218,7 +218,7 @@ def determinism():
 
 
 def unpooled():
-    """By an operator that refuses to run, or warns, where algorithms are to be deterministic."""
+    """Call an operator that fails, or warns, when algorithms must be deterministic."""
     return nn.functional.max_unpool2d(square()[None, None], torch.arange(64).view(1, 1, 8, 8), 2)
 
 
@@ -258,7 +258,7 @@ def test_a_mode_of_the_programs_around_the_session():
 
 
 class Listening(TorchDispatchMode):
-    """Changes what one operator computes, which some composites call, and notes what it sees."""
+    """Changes what one operator computes, which some composites call, and records what it sees."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Collectives: other processes read and write the memory, also after the operator has returned."""
+"""Collectives: other processes read and write the memory, even after the operator has returned."""
 
 import threading
 from datetime import timedelta
@@ -14,7 +14,7 @@ import dtrrun
 
 @pytest.fixture
 def alone(tmp_path):
-    """A group of this process alone."""
+    """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store")), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -22,7 +22,7 @@ def alone(tmp_path):
 
 @pytest.fixture
 def pair():
-    """Two ends of a connection, both in this process."""
+    """Both ends of a connection, in this process."""
     store = dist.HashStore()
     ends = [None, None]
 
@@ -46,7 +46,7 @@ def test_what_is_being_sent_stays_in_memory(pair):
         x = torch.sin(torch.arange(1 << 18) * 1.0)
         y = torch.zeros(1 << 18)
         sent = pair[0].send([x], 1, 0)
-        squeeze()  # the other side is not there yet: all of it is still to be read
+        squeeze()  # the receiver has not started: everything is still to be read
         pair[1].recv([y], 0, 0).wait()
         sent.wait()
         return [x, y, y * 2]
@@ -106,7 +106,7 @@ COLLECTIVES = {
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # renamed in 2.13
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_what_a_collective_has_written_is_not_lost(name):
-    """Their schemas do not say that they write: the recipe of `out` would bring back zeros."""
+    """Their schemas do not declare the write: the recipe of `out` would bring back zeros."""
 
     def program():
         kept = []

@@ -13,7 +13,7 @@ from dtrrun.core.ledger import COPIED
 
 
 def test_mutation_of_a_buffer_on_the_short_cut():
-    """A signature that is known by then, a constant that results rely on: one evicted, one in memory."""
+    """A known signature changes a constant on which two results depend, one evicted and one in memory."""
 
     def program():
         buffer = torch.linspace(0, 1, 64 * 32).reshape(64, 32).clone()
@@ -21,7 +21,7 @@ def test_mutation_of_a_buffer_on_the_short_cut():
         for step in range(8):
             kept += [buffer * 2, torch.sin(buffer)]
             kept += chain(kept[-1], 2)[1:]
-            buffer.mul_(0.9)  # what is evicted was computed from the old values
+            buffer.mul_(0.9)  # the evicted tensors were computed from the old values
             kept.append(buffer + 1)
             buffer.add_(0.1)
             if step % 2:
@@ -31,7 +31,7 @@ def test_mutation_of_a_buffer_on_the_short_cut():
     values = torch.randn(64, 32).tolist()
 
     def changing():
-        """The same with a constant, which no recipe makes."""
+        """The same with a constant, which has no recipe."""
         own = torch.tensor(values)
         kept = []
         for _ in range(6):
@@ -62,7 +62,7 @@ def test_statistics_are_read_before_they_are_updated():
             x = torch.sin(torch.randn(64, 32) + step)
             kept += [norm.running_mean * 2, norm.running_var.sqrt()]
             norm.eval()
-            kept.append(norm(x))  # computed from the statistics, which the next line updates
+            kept.append(norm(x))  # computed from the statistics that the next line updates
             norm.train()
             kept.append(norm(x))
         return kept, list(norm.buffers())
@@ -77,7 +77,7 @@ def evicted_at_the_end(session):
 
 
 def test_what_statistics_made_is_evicted_after_their_update():
-    """It was in memory at the update, so that nothing was rescued: from then on it has no recipe."""
+    """It was in memory at the update, so nothing was rescued: from then on it has no recipe."""
     norm = nn.BatchNorm1d(32)
     x = torch.randn(64, 32)
     expected = norm.running_mean * 2
@@ -113,7 +113,7 @@ def test_what_statistics_made_outlives_an_update_on_the_fast_path(made_is):
 
 
 def test_what_is_evicted_outlives_what_it_was_made_from_and_the_constant_below():
-    """The mutation makes a constant of what is in memory, on which the evicted one relies from then on."""
+    """The mutation makes a constant of the resident tensor, on which the evicted one then depends."""
     constant = torch.tensor(torch.linspace(0, 1, 64).tolist())
     with dtrrun.budget("1GB", cost="model") as session:
         for _ in range(3):
@@ -141,7 +141,7 @@ def test_a_replay_of_the_fast_path_updates_no_statistics():
 
 
 def test_constants_that_the_program_releases():
-    """A recipe keeps them as long as what it makes is evicted."""
+    """A recipe keeps constants alive as long as its outputs are evicted."""
     values = torch.randn(64, 32).tolist()
 
     def program():
@@ -176,7 +176,7 @@ ACTIVATIONS_BYTES = 8 * 16 * 512 * 4
 
 
 def held_over_steps(then=lambda session, held: None, session=None):
-    """Train while the graph of an evaluation is held, which takes much more than the weights do."""
+    """Train while holding the graph of an evaluation, which takes much more memory than the weights."""
     layers = [layer for _ in range(5) for layer in (nn.Conv1d(16, 16, 1, bias=False), nn.Tanh())]
     net = nn.Sequential(*layers)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -219,7 +219,7 @@ def test_a_graph_that_is_held_while_its_weights_change_stays_recomputable():
 
 
 def test_gradients_through_a_graph_that_was_held_while_its_weights_changed():
-    """Autograd refuses where it has saved a weight itself, and takes the old activations elsewhere."""
+    """Autograd refuses if it has saved the weight itself, and otherwise uses the old activations."""
 
     def program():
         first, second = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
@@ -245,7 +245,7 @@ def test_gradients_through_a_graph_that_was_held_while_its_weights_changed():
 
 
 def test_nothing_is_copied_in_an_ordinary_step():
-    """The loss and the outputs are referred to when the weights change; copies are worth more than these."""
+    """The loss and outputs are still referenced when the weights change; copies would cost more than they."""
     copied = []
 
     def program():

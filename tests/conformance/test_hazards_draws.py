@@ -1,4 +1,4 @@
-"""Random draws that are not seen at first sight: generators by position, operators that are not PyTorch's."""
+"""Random draws that are not obvious: generators by position, operators that are not PyTorch's."""
 
 import sys
 import threading
@@ -48,7 +48,7 @@ def test_a_generator_that_is_given(name):
 
 
 def test_every_generator_among_arguments_is_found():
-    """Whatever schema names one: found by position as well as by name."""
+    """They are found by position as well as by name, whatever the schema."""
     own, found = torch.Generator(), 0
     for schema in torch._C._jit_get_all_schemas():
         namespace, _, name = schema.name.partition("::")
@@ -100,13 +100,13 @@ def reseeds(x):
 
 
 def counts(x):
-    """Draws at every other call, whatever it is given: its replay can't do the same, but draws nothing."""
-    calls[0] += x.device.type == "cpu"  # not when PyTorch asks it for a shape
+    """Draw at every other call regardless of the input: the replay cannot do the same, but draws nothing."""
+    calls[0] += x.device.type == "cpu"  # not when PyTorch calls it for a shape
     return x + 1 + 0 * torch.rand_like(x) if calls[0] % 2 else x + 1
 
 
 def grows(x):
-    calls[0] += x.device.type == "cpu"  # not when PyTorch asks it for a shape
+    calls[0] += x.device.type == "cpu"  # not when PyTorch calls it for a shape
     return torch.zeros(128 * calls[0])
 
 
@@ -125,7 +125,7 @@ FOREIGN = {
 
 @pytest.fixture(scope="module", params=["CPU", "CompositeExplicitAutograd"])
 def foreign(request):
-    """Operators that draw, with the kernel for CPUs alone, or with one that PyTorch also asks for shapes."""
+    """Operators that draw, with a kernel for CPUs alone, or with one that PyTorch also calls for shapes."""
     with torch.library._scoped_library(f"dtrrun_test_draws_{request.param.lower()}", "DEF") as library:
         for name, (schema, kernel) in FOREIGN.items():
             library.define(schema)
@@ -167,7 +167,7 @@ def test_in_a_budget_that_binds(foreign):
 
 @pytest.fixture
 def often():
-    """Threads take turns as often as Python can make them."""
+    """Make threads switch as often as Python allows."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -175,7 +175,7 @@ def often():
 
 
 def test_an_operator_that_draws_while_other_threads_do(foreign, often):
-    """They may take turns in any order, but what was made once is what comes back."""
+    """Threads may take turns in any order, but what comes back is what was made the first time."""
     with dtrrun.budget(1, over_budget="warn", verify=True) as session:
         kept = {}
 
@@ -195,7 +195,7 @@ def test_an_operator_that_draws_while_other_threads_do(foreign, often):
 
 
 def test_a_replay_that_makes_other_bytes_is_an_error(foreign):
-    """It would go into the program's storage unnoticed."""
+    """It would otherwise silently go into the program's storage."""
     with dtrrun.budget(1, over_budget="warn"):
         calls[0] = 0
         kept = foreign.grows(torch.ones(128))
@@ -207,7 +207,7 @@ def test_a_replay_that_makes_other_bytes_is_an_error(foreign):
 
 
 def test_small_draws_share_the_state_of_the_generator():
-    """40,000 recipes of `torch.rand(300)` held 345 MB of states."""
+    """Without sharing, 40,000 recipes of `torch.rand(300)` held 345 MB of states."""
     with dtrrun.budget("1GB") as session:
         kept = [torch.rand(300) for _ in range(2000)]
         starts = {

@@ -1,4 +1,4 @@
-"""Memory that is read or handed out without an operator, and what comes back from there."""
+"""Memory that is read or handed out without an operator, and changes made through it."""
 
 import copy
 import ctypes
@@ -15,7 +15,7 @@ import dtrrun
 
 
 def evicted(step: int = 0) -> torch.Tensor:
-    """A tensor that is evicted under stress by the time it is returned."""
+    """Return a tensor that under stress is already evicted."""
     x = torch.sin(torch.randn(16, 32) + step)
     torch.cos(torch.randn(16, 32))
     return x
@@ -36,13 +36,13 @@ def by_address(x):
     return bytes((ctypes.c_char * x.numel() * 4).from_address(x.data_ptr())).hex()
 
 
-# Of DLPack's C exchange: which words of the table export a tensor, and what they write.
+# DLPack's C exchange: which entries of the table export a tensor, and what they write.
 EXPORTS = {"with its memory": 3, "for a call": 5}
 _export = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 
 
 def exchange() -> list[int]:
-    """The table, as a consumer that keeps the functions has it."""
+    """Return the table as seen by a consumer that keeps the functions."""
     find = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
@@ -51,7 +51,7 @@ def exchange() -> list[int]:
 
 
 def exported(x, kind, table=None):
-    """What a consumer without Python reads."""
+    """Return what a consumer without Python reads."""
     made = (ctypes.c_void_p * 8)()
     assert _export((table or exchange())[EXPORTS[kind]])(x, ctypes.addressof(made)) == 0
     address = made[0] if kind == "for a call" else ctypes.c_void_p.from_address(made[0] + 32).value
@@ -82,7 +82,7 @@ READS = {
     "item": lambda x: x[3, 4].item(),
     "float, bool, int": lambda x: (float(x[0, 0]), bool(x[0, 1] > 0), int(x[0, 2] * 9), complex(x[0, 3])),
     "index": lambda x: [10, 20, 30][(x[0, 0] > 0).long()],
-    "repr": lambda x: repr(x[:2]),  # it reads one element after the other
+    "repr": lambda x: repr(x[:2]),  # reads one element after another
     "print": lambda x: print(x[:2], file=io.StringIO()),
     "format": lambda x: f"{x[0, 0]:.4f} {x[0, 1]}",
     "iteration": lambda x: [float(row.sum()) for row in x],
@@ -126,7 +126,7 @@ def test_reads(read):
 @needs_exchange
 @pytest.mark.parametrize("kind", EXPORTS)
 def test_exports_by_functions_in_c(kind):
-    """Consumers keep them, while the session runs and longer."""
+    """They work for consumers that keep them, during the session and after it."""
     before = exchange()
     with dtrrun.budget(None):
         during = exchange()
@@ -201,7 +201,7 @@ def test_writes(write):
         kept = []
         for step in range(3):
             x = evicted(step)
-            y, z = x.exp(), x[1] * 2  # computed from the content before
+            y, z = x.exp(), x[1] * 2  # computed from the earlier content
             evicted()
             WRITES[write](x)
             after = x * 3
@@ -221,7 +221,7 @@ def test_arrays_stay_valid_and_are_written_to_later():
             array = x.numpy()
             y = x * 2
             evicted(step)
-            array += 1  # long after it was handed out; the program sees it through x
+            array += 1  # long after it was handed out; the program sees the change through x
             z = x * 2
             array[:] = 0.5
             kept += [x, y, z, array.sum()]
@@ -237,7 +237,7 @@ def test_arrays_of_tensors_that_were_used_before():
             x = evicted(step)
             before = x.exp()
             array, storage = x.numpy(), before.untyped_storage()
-            y = x * 2  # computed from what is handed out already
+            y = x * 2  # computed from memory that is already handed out
             z = y.cos()
             w = before + 1
             evicted(step)
@@ -268,7 +268,7 @@ def test_budget_error_in_an_escape_leaves_no_trace(touch):
     with dtrrun.budget(1 << 20) as session:
         tensors = [x, x * 2, x * 3]
         session.set_budget(x.nbytes + 100)
-        # What is evicted has no room; before x is written to, what was made of it would have to come back.
+        # Evicted tensors do not fit; before a write to x, what was computed from it would have to come back.
         for one in tensors[touch == "tolist" :]:
             with pytest.raises(dtrrun.BudgetError):
                 TOUCHES[touch](one)
@@ -282,7 +282,7 @@ def test_budget_error_in_a_function_with_out_leaves_no_locks():
     x, out = torch.randn(64, 64), torch.zeros(())
     with dtrrun.budget(1 << 20) as session:
         y = torch.sin(x)
-        session.set_budget(x.nbytes + 500)  # y is evicted, and there is no room for it beside x
+        session.set_budget(x.nbytes + 500)  # y is evicted, and does not fit beside x
         with pytest.raises(dtrrun.BudgetError):
             torch.linalg.matrix_norm(y, "nuc", out=torch.zeros(()))
         with pytest.raises(dtrrun.BudgetError):
@@ -292,7 +292,7 @@ def test_budget_error_in_a_function_with_out_leaves_no_locks():
 
 
 def test_what_an_operator_has_read_before_it_is_handed_out():
-    """The storage has a later version by then: that one too may be written to."""
+    """Its storage has a later version by then, which may be written to as well."""
 
     def program():
         kept = []
@@ -422,7 +422,7 @@ def test_the_session_ends_cleanly_when_the_program_raises():
 
 
 def test_storages_that_the_program_resizes():
-    """As FSDP does: emptied while nobody needs them, filled anew by an operator."""
+    """FSDP does this: empty a storage while it is not needed, then refill it by an operator."""
 
     def program():
         kept = []
@@ -448,7 +448,7 @@ def test_the_account_follows_a_storage_that_the_program_resizes():
         storage.resize_(0)
         assert session.report()["resident_bytes"] == 0
         kept = chain(torch.ones(size // 4), 2)
-        storage.resize_(2 * size)  # one of the chain has to go
+        storage.resize_(2 * size)  # one of the chain has to be evicted
         assert session.report()["resident_bytes"] <= 4 * size
         assert session.report()["evictions"] == 1
         with pytest.raises(dtrrun.BudgetError):
@@ -461,7 +461,7 @@ def test_the_account_follows_a_storage_that_the_program_resizes():
 
 
 def test_the_state_of_the_random_generator():
-    """Set from a tensor that an operator made, and that is evicted by then."""
+    """It is restored from a tensor that an operator made and that is evicted by then."""
 
     def program():
         before = torch.get_rng_state()

@@ -24,7 +24,7 @@ def from_buffer(weight: torch.Tensor) -> torch.Tensor:
 
 
 def from_file(weight: torch.Tensor) -> torch.Tensor:
-    """As safetensors do it: a part of a private mapping of the file."""
+    """Map a part of the file privately, as safetensors does."""
     path = from_file.folder / "weights"
     path.write_bytes(bytes(64) + weight.numpy().tobytes())
     storage = torch.UntypedStorage.from_file(str(path), False, 64 + weight.nbytes)
@@ -33,7 +33,7 @@ def from_file(weight: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(weight: torch.Tensor) -> torch.Tensor:
-    """As `torch.load(mmap=True)`."""
+    """Load as `torch.load(mmap=True)` does."""
     path = from_file.folder / "saved"
     torch.save(weight, path)
     loaded = torch.load(path, mmap=True)
@@ -50,7 +50,7 @@ def folder(tmp_path):
 
 
 def loaded(load, *, frozen: bool = False, width: int = WIDTH) -> nn.Module:
-    """A model with the weights in memory that is not PyTorch's."""
+    """Return a model whose weights are in memory that PyTorch does not own."""
     model = mlp(6, width)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -101,7 +101,7 @@ def test_weights_that_were_loaded_before_the_session(load):
 
 @pytest.mark.parametrize("load", LOADERS)
 def test_frozen_weights(load):
-    """As adapters have them: no gradient, but a parameter all the same."""
+    """Frozen weights, as with adapters, have no gradient but are still parameters."""
 
     def program():
         model = loaded(load, frozen=True)
@@ -133,14 +133,14 @@ def test_operators_write_to_loaded_weights():
                 elif step % 3 == 1:
                     torch._foreach_add_([weight], 0.1)
                 else:
-                    weight.copy_(torch.eye(WIDTH) * step)  # all of it, unread: still not ours to evict
+                    weight.copy_(torch.eye(WIDTH) * step)  # fully overwritten, not read: still not evictable
         return kept, weight
 
     check_stress(program)
 
 
 def test_arrays_of_batches_are_refilled():
-    """Not a parameter: what is computed from it stays, whatever the program does with its array."""
+    """It is not a parameter: results computed from it stay, whatever the program does with the array."""
 
     def program():
         model = loaded(from_array)
@@ -158,7 +158,7 @@ def test_arrays_of_batches_are_refilled():
 
 
 def descent(keep: bool):
-    """Gradient descent by NumPy, on the array beneath a parameter."""
+    """Gradient descent in NumPy, on the array underneath a parameter."""
 
     def program():
         array = np.linspace(-1, 1, WIDTH * WIDTH, dtype=np.float32).reshape(WIDTH, WIDTH)
@@ -198,7 +198,7 @@ def changed_there_and_back(array, weight, x):
 
 
 def test_an_array_is_changed_and_changed_back():
-    """Finite differences: what was computed in between must not be recomputed from what is there now."""
+    """Finite differences: results made in between must not be recomputed from the array's later content."""
 
     def program():
         array = np.linspace(-1, 1, WIDTH * WIDTH, dtype=np.float32).reshape(WIDTH, WIDTH)
@@ -214,7 +214,7 @@ def test_an_array_is_changed_and_changed_back():
 
 
 def test_what_is_lost_is_never_wrong():
-    """Evicted, then the array changes: an error that says so, at the place that needs it."""
+    """If the array changes after an eviction, the operator that needs what is lost raises a clear error."""
     array = np.ones((WIDTH, WIDTH), dtype=np.float32)
     weight = nn.Parameter(torch.from_numpy(array))
     for order in ("needed first", "used first"):
@@ -261,7 +261,7 @@ def by_multiprocessing(weight):
 
 @pytest.mark.parametrize("share", [by_torch, by_multiprocessing])
 def test_memory_that_other_processes_have(share):
-    """Hogwild: nothing is recomputed from parameters that others may write to at any moment."""
+    """As in Hogwild: nothing is recomputed from parameters that others may write to at any moment."""
     weight = nn.Parameter(share(torch.ones(WIDTH, WIDTH)))
     with dtrrun.budget("40MB", over_budget="warn") as session:
         y = torch.ones(ROWS, WIDTH) @ weight
@@ -305,7 +305,7 @@ def test_what_workers_of_a_loader_have_made_is_recomputed_from(strategy, monkeyp
 
 
 class Refilled(Dataset):
-    """Hands out the same memory each time."""
+    """Returns the same memory each time."""
 
     def __init__(self):
         self.made, self.is_read = torch.empty(ROWS, WIDTH), multiprocessing.Event()
@@ -331,14 +331,14 @@ def test_a_worker_that_writes_again_to_what_it_has_made():
         kept = first * 2
         refilled.is_read.set()
         assert next(batches)[0, 0] == 2
-        assert first[0, 0] == 2  # without us, too
+        assert first[0, 0] == 2  # without dtrrun, too
         assert torch.equal(kept, torch.full_like(kept, 2))
         with pytest.raises(LostError):
             evicted.sum()
 
 
 def test_memory_that_a_program_shares_with_the_workers_of_a_loader():
-    """It may be there for them to write to: nothing is recomputed from it."""
+    """Workers may write to it: nothing is recomputed from it."""
     refilled = Refilled()
     refilled.made.share_memory_()
     refilled.is_read.set()
@@ -366,7 +366,7 @@ def test_a_mapped_model_is_shared_later():
 
 
 def test_two_storages_over_the_same_memory():
-    """An operator that writes through one of them changes the other, whose version does not tell."""
+    """An operator that writes through one changes the other, whose version does not show it."""
 
     def program(load_twice):
         def run():
@@ -399,7 +399,7 @@ def test_two_storages_over_the_same_memory():
 
 
 def test_the_program_has_the_storage_itself():
-    """It can write by it to a file's private mapping: nothing is recomputed from that meanwhile."""
+    """It can write through it to a file's private mapping: nothing is recomputed from that meanwhile."""
     path = from_file.folder / "held"
     path.write_bytes(torch.ones(WIDTH, WIDTH).numpy().tobytes())
     x = torch.ones(ROWS, WIDTH)

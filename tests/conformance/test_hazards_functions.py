@@ -1,4 +1,4 @@
-"""Custom autograd functions, and operators whose schema does not say what they write to."""
+"""Custom autograd functions, and operators whose schema does not declare what they write to."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Scaled(torch.autograd.Function):
-    """Saves inputs and outputs; its backward is made of operators."""
+    """Saves inputs and outputs; its backward consists of operators."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -26,7 +26,7 @@ class Scaled(torch.autograd.Function):
 
 
 class InNumpy(torch.autograd.Function):
-    """Works in NumPy on memory that no operator shows, in both directions."""
+    """Works in NumPy in both directions, on memory hidden from operators."""
 
     @staticmethod
     def forward(ctx, x):
@@ -91,7 +91,7 @@ class Opaque(torch.autograd.Function):
 
 
 class Boxed(Opaque):
-    """Gets its gradients in a list, from which it may remove them; before PyTorch 2.15, as usual."""
+    """Gets its gradients in a list from which it may remove them; as usual before PyTorch 2.15."""
 
     boxed_grads_call = True
 

@@ -35,7 +35,7 @@ def test_gradients_stay_in_memory():
     with dtrrun.budget(1, over_budget="warn") as session:
         model = mlp(3)
         leaf = torch.randn(64, 32, requires_grad=True)
-        made = torch.randn(64, 32).sin().requires_grad_()  # a leaf that the ledger knew before it was one
+        made = torch.randn(64, 32).sin().requires_grad_()  # a leaf that the ledger knew before it became one
         (model(leaf) * made).sum().backward()
         torch.randn(64, 32).exp()
         before = session.report()["rematerializations"]
@@ -47,7 +47,7 @@ def test_gradients_stay_in_memory():
 
 @pytest.mark.parametrize("budget", [None, 1])
 def test_gradients_arrive_natively(extension, budget, monkeypatch):
-    """Python pins those that are unknown, sparse or evicted, and all of them while operators are observed."""
+    """Python pins only gradients that are unknown, sparse or evicted, or all while operators are observed."""
     in_python = []
     pin = Access.pin
     monkeypatch.setattr(Access, "pin", lambda self, *what: in_python.append(what) or pin(self, *what))
@@ -143,7 +143,7 @@ def test_maml_inner_steps_by_functional_call():
         return losses, model
 
     check_budget(program)
-    check_stress(lambda: program(1))  # with nothing kept in between, the work grows exponentially with depth
+    check_stress(lambda: program(1))  # if nothing is kept in between, the work grows exponentially with depth
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -206,7 +206,7 @@ def test_saved_tensors_hooks():
 
 
 def test_saved_tensors_hooks_that_hand_the_memory_out():
-    """What was handed out stays, and all that is computed from it: little is left to evict."""
+    """What was handed out stays, and so does all that is computed from it: little is left to evict."""
     check_stress(with_saved_tensors_hooks(lambda t: t.detach().numpy().copy(), torch.from_numpy))
 
 

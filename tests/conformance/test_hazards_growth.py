@@ -1,4 +1,4 @@
-"""Storages that an operator grows: `out=` into an empty tensor, `resize_`, `set_` beyond the end."""
+"""Storages that an operator enlarges: `out=` into an empty tensor, `resize_`, `set_` beyond the end."""
 
 import torch
 from programs import check_stress
@@ -67,7 +67,7 @@ def test_content_outlives_a_change_of_size():
             x = torch.sin(torch.randn(32, 32) + step)
             grown = torch.cat([x, x * 2], out=torch.empty(0))
             before = x.tanh()
-            x.resize_(64, 32)  # what is beyond the old content is unknown
+            x.resize_(64, 32)  # memory beyond the old content is undefined
             x[32:] = grown[:32]
             after = x.exp()
             x.resize_(8, 32)

@@ -1,4 +1,4 @@
-"""What kernels and composite operators do themselves, unseen: conjugates, views, running statistics."""
+"""Hidden actions of kernels and composite operators: conjugates, views, running statistics."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_recurrent_modules(kind):
             losses += [loss, state]
         return losses, net
 
-    # With nothing kept in between, the work at least doubles with every time step.
+    # If nothing is kept in between, the work at least doubles with every time step.
     check_stress(lambda: program(1, 1 if kind is nn.GRU else 2))
     check_budget(lambda: [chain(torch.randn(64, 64), 12), program(2, 5, 3)])
 
@@ -158,7 +158,7 @@ def test_weight_normalisations_that_update_buffers():
 
 
 def test_copies_of_a_workspace_are_not_verified():
-    """Parts of oneDNN's workspace are never written; hooks on saved tensors copy those, too."""
+    """Parts of oneDNN's workspace are never written, but hooks on saved tensors copy them, too."""
 
     def program():
         model = nn.LSTM(16, 16)

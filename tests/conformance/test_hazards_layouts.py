@@ -51,7 +51,7 @@ def test_complex_numbers_and_lazy_conjugates():
         kept = []
         for step in range(3):
             z = torch.view_as_complex(torch.sin(torch.randn(32, 16, 2) + step))
-            conjugate, imaginary = z.conj(), z.conj().imag  # a conjugate view, and a negative one of it
+            conjugate, imaginary = z.conj(), z.conj().imag  # a conjugate view, and a negative view of it
             kept += [z * 2, conjugate.clone(), conjugate @ z.T, imaginary.clone(), imaginary * 2, z.abs()]
             kept += [
                 torch.mm(z.conj().T, z),
@@ -130,7 +130,7 @@ def test_nested_tensors(layout):
 
 
 class Wrapped(torch.Tensor):
-    """A wrapper subclass with a dispatch of its own."""
+    """A wrapper subclass with its own dispatch."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -151,7 +151,7 @@ class Wrapped(torch.Tensor):
 
 
 class Named(torch.Tensor):
-    """A subclass without one."""
+    """A subclass without its own dispatch."""
 
 
 def test_tensor_subclasses():
@@ -175,7 +175,7 @@ def test_tensor_subclasses():
 
 
 class Asked(Wrapped):
-    """Asked for its device, layout and sizes too: by operators that the dispatcher does not have."""
+    """Asked for its device, layout and sizes, too, by operators that the dispatcher does not know."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -205,7 +205,7 @@ def test_subclasses_that_are_asked_for_their_geometry():
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_export(strict):
-    """It traces with tensors that have no memory."""
+    """Export traces with tensors that have no memory."""
 
     def program():
         model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
@@ -217,7 +217,7 @@ def test_export(strict):
 
 
 def test_both_parts_of_a_sparse_tensor_stay_in_memory():
-    """What was computed from one comes back before that escapes; it must not take the place of the other."""
+    """What was computed from one comes back before that one escapes, and must not displace the other."""
 
     def program():
         where = torch.arange(8).reshape(1, 8) * 1

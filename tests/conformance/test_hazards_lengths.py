@@ -1,4 +1,4 @@
-"""Composite operators that look into an integer tensor before any operator runs."""
+"""Composite operators that read an integer tensor before any operator runs."""
 
 import torch
 from programs import check_stress
@@ -12,7 +12,7 @@ def test_packed_sequences_whose_lengths_were_evicted():
             cells = kind(8, 8)
             x = torch.sin(torch.randn(6, 4, 8))
             packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 5, 3, 1]))
-            kept += [torch.sin(x), packed.data * 2]  # the sizes of the batches are not in memory any more
+            kept += [torch.sin(x), packed.data * 2]  # the batch sizes are no longer in memory
             result, _ = cells(packed)
             kept += [result.data.exp(), packed.data * 3]
             kept += nn.utils.rnn.pad_packed_sequence(result)

@@ -1,4 +1,4 @@
-"""In-place operators on lists of tensors, which have a fast path of their own (`native/lists.h`)."""
+"""In-place operators on lists of tensors, which have their own fast path (`native/lists.h`)."""
 
 from contextlib import nullcontext
 
@@ -79,7 +79,7 @@ def test_clipped_gradients(taken):
 
 
 def test_lists_of_parts_are_written_to_again_where_they_were(taken):
-    """Tensors that differ in their places in the storages alone."""
+    """The tensors differ only in their position in the storages."""
 
     def program():
         made = []
@@ -106,7 +106,7 @@ def test_what_was_computed_from_the_old_values_is_rescued(taken):
         for _ in range(3):
             torch._foreach_mul_(many, 0.9)
         for step in range(8):
-            torch._foreach_mul_(many, 0.9)  # nobody relies on them
+            torch._foreach_mul_(many, 0.9)  # nothing depends on them
             torch._foreach_mul_(many, 0.9)
             if step % 2:
                 kept += [torch.sin(many[step % 3] * step), *chain(many[1], 2)[1:]]
@@ -117,7 +117,7 @@ def test_what_was_computed_from_the_old_values_is_rescued(taken):
 
 
 def test_recipes_name_the_version_that_they_read(taken):
-    """What is in memory at the mutation, and evicted later, has lost its recipe by then."""
+    """A tensor in memory at the mutation, and evicted later, has lost its recipe by then."""
     many = constants()
     expected = [one.exp() for one in many]
     with dtrrun.budget(None) as session:
@@ -152,16 +152,16 @@ def test_evicted_inputs_come_back(taken):
 
 
 def test_new_state_among_old(taken):
-    """One target has no recipe, so that none gets one; the others' are given up."""
+    """One target has no recipe, so none gets one; the recipes of the others are dropped."""
 
     def program():
         state = constants(1)
         kept = []
         for step in range(6):
-            made = torch.sin(torch.randn(64, 32))  # the last that was made is still in memory
+            made = torch.sin(torch.randn(64, 32))  # the last one made is still in memory
             torch._foreach_mul_([*state, made], 0.5)
             kept += [made, made + step]
-            if step % 2:  # the other's recipe needs the old values: then there is no fast path
+            if step % 2:  # the other one's recipe needs the old values: then there is no fast path
                 kept.append(state[0] * 2)
             torch._foreach_mul_([*state, made], 0.5)
         return kept, state
@@ -196,7 +196,7 @@ class Above(TorchDispatchMode):
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_writes_count_as_without_a_session(taken, slow):
-    """PyTorch counts them in the operators that those on lists call in turn; beneath a mode, it does not."""
+    """PyTorch counts them in the operators that list operators call in turn; below a mode, it does not."""
 
     def program():
         seen = []
@@ -236,7 +236,7 @@ def test_what_other_code_can_write_to_stays_so(taken):
 
 
 def test_one_memory_many_times(taken):
-    """Views of one storage, the same tensor twice, parts that overlap."""
+    """The list has views of one storage, the same tensor twice, and overlapping parts."""
 
     def program():
         [flat] = constants(1)
@@ -254,7 +254,7 @@ def test_one_memory_many_times(taken):
 
 
 def test_complex_numbers_are_not_taken_for_as_many_bytes_of_others(taken):
-    """Conjugate views older than the session: only the slow path lets kernels see that they are."""
+    """Conjugate views older than the session: only the slow path lets kernels see that they are conjugate."""
     real = [torch.tensor([[0.5, 2.0], [3.0, 4.0]], dtype=torch.float64) for _ in range(2)]
     imaginary = [torch.tensor([[0.5 + 1j, 2.0], [3.0, 4.0j]], dtype=torch.complex64) for _ in range(2)]
     conjugate = [one.conj() for one in imaginary]
@@ -295,7 +295,7 @@ def test_an_operator_that_fails_half_way(taken):
 
 
 def test_what_was_made_before_an_operator_failed_half_way(taken):
-    """It is in memory then, and would be recomputed from the new values when it is evicted later."""
+    """It is in memory then, and would be recomputed from the new values if it were evicted later."""
     many = constants()
     right = constants()
     wrong = [*right[:2], right[2].view(32, 64)]
@@ -405,7 +405,7 @@ def test_lists_with_the_same_memory_twice():
 
 
 def test_what_the_program_still_has_of_weights_that_change():
-    """Some of it is evicted, and comes back for it."""
+    """Some of it is evicted, and is brought back for the change."""
 
     def program():
         kept = []

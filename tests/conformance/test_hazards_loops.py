@@ -1,4 +1,4 @@
-"""Programs whose loop no optimizer tells of: how far their recipes reach back."""
+"""Programs without an optimizer that marks their steps: how far their recipes reach back."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def loss_of(ws, x, y):
 
 
 def in_a_list(steps=8):
-    """New weights each step, from `torch.autograd.grad`."""
+    """Make new weights each step, with `torch.autograd.grad`."""
     ws, losses = weights(), []
     for _ in range(steps):
         ws = [w.requires_grad_() for w in ws]
@@ -41,7 +41,7 @@ def in_a_list(steps=8):
 
 
 def by_torch_func(steps=8):
-    """The same, with momentum, by `torch.func.grad`."""
+    """The same, with momentum, with `torch.func.grad`."""
     ws, losses = weights(), []
     momentum = [torch.zeros_like(w) for w in ws]
     for _ in range(steps):
@@ -53,7 +53,7 @@ def by_torch_func(steps=8):
 
 
 def by_hand(steps=8):
-    """Leaves that no module has, changed in place under `no_grad`."""
+    """Change leaves that belong to no module in place under `no_grad`."""
     ws, losses = [w.requires_grad_() for w in weights()], []
     for _ in range(steps):
         loss = loss_of(ws, *batch())
@@ -67,7 +67,7 @@ def by_hand(steps=8):
 
 
 def inner_loops(steps=3):
-    """MAML: the inner steps are differentiated, so that only the outer pass ends a step."""
+    """MAML: the inner steps are differentiated, so only the outer pass ends a step."""
     ws, losses = weights()[:4], []
     for _ in range(steps):
         ws, total = [w.requires_grad_() for w in ws], 0.0
@@ -84,7 +84,7 @@ def inner_loops(steps=3):
 
 
 def inner_transforms(steps=3):
-    """The same by nested transforms of `torch.func`."""
+    """The same with nested transforms of `torch.func`."""
 
     def outer(ws, batches):
         total = 0.0
@@ -103,7 +103,7 @@ def inner_transforms(steps=3):
 
 
 def rows_of_a_jacobian(steps=2):
-    """Many passes through one graph."""
+    """Make many passes through one graph."""
     w, kept = weights()[0].requires_grad_(), []
     for _ in range(steps):
         x = torch.randn(16, WIDTH, requires_grad=True)
@@ -155,13 +155,13 @@ def test_the_records_of_a_loop_without_gradients_do_not_pile_up(monkeypatch):
             rows.append(x[0].clone())
         return x, rows[-5:]
 
-    turns = 4000  # long enough for several looks at the clock
+    turns = 4000  # long enough for several checks of the clock
     expected = plain(lambda: program(turns))
     with dtrrun.budget("1GB") as session:
         torch.manual_seed(7)
         before = living_nodes(session)[1]
         x, rows = program(turns)
-        assert living_nodes(session)[1] - before < turns  # four operators each
+        assert living_nodes(session)[1] - before < turns  # each has four operators
         session.dtr.eviction.warn_only = True
         session.set_budget(1)
     assert plain(lambda: (x, rows))[:-2] == expected[:-2]
@@ -186,10 +186,10 @@ def test_what_is_carried_over_comes_back_before_its_history_goes():
 
 
 def test_what_dies_just_before_its_history_is_cut_keeps_its_recipe():
-    """As when another thread lets go of it: what is evicted is computed from it."""
+    """As when another thread drops it: an evicted tensor is computed from it."""
     source = torch.randn(64, 64)
     expected = (source.sin() * 2).exp()
-    # Measured costs would sometimes have an eviction keep its input.
+    # With measured costs, an eviction would sometimes keep its input.
     with dtrrun.budget(None, cost="model") as session:
         old = source.sin()
         session.dtr.history.end_period()

@@ -18,8 +18,8 @@ def test_autocast_in_and_out():
                 half = torch.mm(x, x.t())
             outside = torch.mm(inside.float().t(), inside.float()) + half.float()[:32, :32]
             with torch.autocast("cpu", torch.bfloat16):
-                again = torch.mm(outside.cos(), outside)  # recomputes what was made outside
-                losses.append((outside.tolist(), inside.float().tolist()))  # the same, from an escape
+                again = torch.mm(outside.cos(), outside)  # recomputes what was made outside autocast
+                losses.append((outside.tolist(), inside.float().tolist()))  # the same, triggered by an escape
                 with torch.autocast("cpu", enabled=False):
                     loss = (outside * again.float()).mean() + inside.float().sum()
             loss.backward()

@@ -1,4 +1,4 @@
-"""In-place operators, `out=`, views that are written through, constants that change, uninitialised memory."""
+"""In-place operators, `out=`, writes through views, constants that change, uninitialised memory."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_chain_of_mutations_whose_old_versions_are_needed():
         kept = []
         x = torch.sin(torch.randn(64, 32))
         for step in range(10):
-            before = x.exp()  # computed from this version, evicted and recomputed after the next
+            before = x.exp()  # computed from this version, evicted and recomputed after the next one
             x.mul_(0.9).add_(step * 0.1).clamp_(-2, 2)
             x += before * 0.01
             kept.append(before)
@@ -89,12 +89,12 @@ def test_out_arguments():
             out, other = torch.empty(64, 32), torch.empty(0)
             torch.add(x, y, alpha=step, out=out)
             older = out * 2
-            torch.mul(out, out, out=out)  # its own input
+            torch.mul(out, out, out=out)  # `out` is its own input
             values, indices = torch.empty(0), torch.empty(0, dtype=torch.long)
             torch.max(out, 1, out=(values, indices))
             torch.cat([out, older], out=other)  # resized by the operator
             half = torch.zeros(64, 32)
-            torch.exp(x[:32], out=half[32:])  # only a part of it
+            torch.exp(x[:32], out=half[32:])  # writes only a part of it
             kept += [out, older, values, indices, other, half]
         return kept
 
@@ -123,7 +123,7 @@ def test_foreach_operators():
 
 
 def test_autograd_sees_what_a_foreach_operator_overwrites():
-    """PyTorch counts these writes in the operators that they call in turn, unseen under a dispatch mode."""
+    """PyTorch counts these writes in the operators called in turn, which a dispatch mode hides."""
 
     def program():
         seen = []
@@ -143,7 +143,7 @@ def test_autograd_sees_what_a_foreach_operator_overwrites():
 
 
 def test_views_that_autograd_has_given_up():
-    """Of several views of a tensor that was overwritten autograd can not even say if they are leaves."""
+    """Autograd cannot even say whether several views of an overwritten tensor are leaves."""
 
     def program():
         kept = []
@@ -163,7 +163,7 @@ def test_views_that_autograd_has_given_up():
 
 
 def test_what_is_overwritten_takes_what_the_allocator_rounds_it_to():
-    """When a replay makes them again, 32 bytes take 64."""
+    """When a replay makes it again, 32 bytes take 64."""
     with dtrrun.budget("1MB", cost="model") as session:
         x = torch.empty(8)
         x.zero_()
@@ -203,7 +203,7 @@ def test_uninitialised_memory_becomes_replayable_when_it_is_overwritten():
 
 
 def test_what_an_operator_overwrites_in_part_or_reads_itself():
-    """Their elements are as many as those of the memory, but some share a place."""
+    """They have as many elements as the memory, but some elements overlap."""
 
     def program():
         kept = []
@@ -230,7 +230,7 @@ def test_a_recipe_has_so_many_mutations_at_most():
                 [version] = version.operation.inputs
                 length += 1
             longest = max(length, longest)
-        assert longest == CHAIN_LIMIT + 1  # with the product
+        assert longest == CHAIN_LIMIT + 1  # plus the product
 
 
 def test_weights_change_while_what_they_made_is_evicted():
@@ -260,7 +260,7 @@ def test_input_mutated_by_the_program_after_its_use():
         for step in range(6):
             kept.append((pages * step).sin())
             kept.append(kept[-1].exp())
-            pages.normal_()  # the same memory for every batch
+            pages.normal_()  # every batch uses the same memory
             pages[0] = step
         return kept, pages
 
@@ -269,7 +269,7 @@ def test_input_mutated_by_the_program_after_its_use():
 
 @pytest.mark.parametrize("budget_bytes", [80_000, 8_000_000])
 def test_kept_losses_do_not_pile_up_records(budget_bytes):
-    """After 50 steps as many records and operators as after 10, but for the losses that the program keeps."""
+    """There are as many records and operators after 50 steps as after 10, apart from the kept losses."""
     model = mlp(4)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     kept, counts = [], {}
@@ -291,7 +291,7 @@ def test_kept_losses_do_not_pile_up_records(budget_bytes):
 
 @pytest.mark.parametrize("keep", ["loss", "activation"])
 def test_dead_graphs_are_freed_with_their_storages(keep):
-    """What a step leaves behind does not stay in memory because something of it is kept."""
+    """What a step leaves behind does not stay in memory because part of it is kept."""
     model = mlp(4, 64)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     kept, resident = [], []
@@ -310,7 +310,7 @@ def test_dead_graphs_are_freed_with_their_storages(keep):
 
 
 def test_a_loss_that_is_held_over_a_step_does_not_hold_the_logits():
-    """They are still in a local variable when the weights change, so that they become constants."""
+    """A local variable still has them when the weights change, so they become constants."""
     weight = torch.randn(64, 512, requires_grad=True)
     with dtrrun.budget(8 << 20) as session:
         for _ in range(3):
@@ -420,7 +420,7 @@ def test_parameters_replaced_by_data_and_swap():
 
 
 def test_a_workspace_that_an_operator_leaves_changed_beside_its_results(monkeypatch):
-    """As cuDNN's batch normalization does in backward passes, which takes running statistics for no use."""
+    """As in backward passes of cuDNN's batch normalization, which take running statistics but ignore them."""
     name = "dtrrun_test_backward"
     statistics = operators.Statistics((1, 2), None, False)
     monkeypatch.setitem(operators._STATISTICS, f"aten::{name}", statistics)

@@ -1,4 +1,4 @@
-"""Operators that are not PyTorch's own, and native code that reads a tensor's memory without any operator."""
+"""Operators that are not PyTorch's, and native code that reads a tensor's memory without any operator."""
 
 import ctypes
 import importlib.util
@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_name("native_library.cpp")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """The path of the compiled library."""
+    """Return the path of the compiled library."""
     path = tmp_path_factory.mktemp("library") / "operators.so"
     command = [*building.compiler(), str(SOURCE), "-o", str(path), *build.flags()]
     subprocess.run([argument.replace("-O2", "-O0") for argument in command], check=True)
@@ -40,7 +40,7 @@ def operators(library):
 
 @pytest.fixture(scope="module")
 def custom():
-    """Operators in Python that use a table beside their arguments."""
+    """Operators in Python that use a table besides their arguments."""
     tables = {}
 
     @torch.library.custom_op("dtrrun_custom::rotate", mutates_args=())
@@ -144,7 +144,7 @@ def test_a_composite_operator_of_a_library_writes_to_tensors_of_its_own(operator
 def test_a_parameter_that_is_written_by_address_is_no_longer_recomputed_from(operators):
     def program():
         total = torch.zeros(64, 32)
-        early = total + 1  # perhaps evicted: its old value cannot be had any more
+        early = total + 1  # perhaps evicted: its old value cannot be recovered
         operators.add_by_address(torch.randn(64, 32), total)
         return [chain(total), total, early[:0]]
 
@@ -217,7 +217,7 @@ with dtrrun.budget(1, over_budget="warn", device="cpu"):
 
 
 def packed_sequence(x):
-    """The backward pass reads lengths that a hook has replaced by a tensor of the session's."""
+    """Pack a sequence; its backward reads lengths that a hook has replaced by a tensor of the session."""
     rows = x.clone().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda one: one + 0, lambda one: one):
         lengths = torch.arange(8, 0, -1)
@@ -227,7 +227,7 @@ def packed_sequence(x):
 
 
 def eight_bits(x):
-    """Threads of a parallel region read it."""
+    """Multiply quantized matrices, which the threads of a parallel region read."""
     weight, offsets, scale, zero = torch.fbgemm_linear_quantize_weight(x)
     packed = torch.fbgemm_pack_quantized_matrix(weight)
     given = torch.randn(256, 32).sin()
@@ -235,7 +235,7 @@ def eight_bits(x):
     return torch.fbgemm_linear_int8_weight_fp32_activation(given, weight, packed, offsets, scale, zero, bias)
 
 
-# Functions of PyTorch's own that read by address what no operator has brought back.
+# PyTorch's own functions that read by address memory that no operator has brought back.
 BY_ADDRESS = {
     "pack_padded_sequence": packed_sequence,
     "fbgemm_linear_int8_weight_fp32_activation": eight_bits,
@@ -269,7 +269,7 @@ def test_native_code_reads_at_an_address_from_before_an_operator(library, name):
     def program():
         x = torch.randn(64, 32).sin()
         y = torch.randn(64, 32).cos()
-        kept = [call(y, x), call(x, y)]  # what is read is in memory, and it is not
+        kept = [call(y, x), call(x, y)]  # first with the tensor to be read in memory, then with it evicted
         kept += chain(x) + chain(y)
         return [*kept, call(x, y), x, y]
 
@@ -301,7 +301,7 @@ def test_functions_that_python_calls_directly(extension):
         return [kept, early, x, total, weight.grad]
 
     with dtrrun.budget(1, over_budget="warn"):
-        pass  # it is there when the session begins
+        pass  # the extension is loaded when the session begins
     check(program)
     assert {name: vars(extension)[name] for name in functions} == functions
     assert extension.add_to_first.__name__ == "add_to_first"
@@ -385,8 +385,8 @@ with dtrrun.budget(1, over_budget="warn", device="cpu") as session:
 
 
 def test_memory_that_is_read_by_address_is_the_same_from_then_on():
-    """Reads and writes at the address of an evicted tensor, which native code has kept."""
-    address_of = torch._C.TensorBase.data_ptr  # not patched
+    """Native code that kept the address of an evicted tensor can read and write there."""
+    address_of = torch._C.TensorBase.data_ptr  # unpatched
     with dtrrun.budget(None) as session:
         x = torch.arange(1 << 20).sin()
         expected = x.tolist()[4095]
@@ -409,14 +409,14 @@ def test_memory_that_is_read_by_address_is_the_same_from_then_on():
 
 
 def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
-    """It is moved to the address that was looked for, but not away from a kernel that reads it."""
-    address_of = torch._C.TensorBase.data_ptr  # not patched
-    find = ctypes.CDLL(None).memchr  # without the GIL
+    """It is moved to the address that was read, but not while a kernel is reading it."""
+    address_of = torch._C.TensorBase.data_ptr  # unpatched
+    find = ctypes.CDLL(None).memchr  # releases the GIL
     find.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     weight = torch.randn(800, 800)
     with dtrrun.budget(None) as session:
         thread = threading.Thread(target=lambda: (weight @ weight).sin())
-        thread.start()  # from now on there are turns
+        thread.start()  # from now on threads take turns
         thread.join()
         for step in range(8):
             x = (weight @ (weight + step)) @ weight
@@ -432,7 +432,7 @@ def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
 
 
 def test_an_operator_is_defined_anew_or_removed():
-    """Its results cannot be computed any more, nor what was computed from those that are gone."""
+    """Its results can no longer be recomputed, nor can what was computed from those that are gone."""
 
     def define(factor):
         @torch.library.custom_op("dtrrun_anew::scaled", mutates_args=())
@@ -508,7 +508,7 @@ with dtrrun.budget("9MB", device="cpu"):
 
 
 def test_a_storage_that_was_taken_before_the_session():
-    """What the program reads and writes through it is not seen."""
+    """What the program reads and writes through it is unseen."""
 
     def program(buffer, handle):
         buffer.fill_(1.5)
@@ -556,7 +556,7 @@ def test_a_scripted_module_is_saved_with_buffers_that_were_evicted(tmp_path):
 
 
 def test_a_session_that_is_over_holds_no_storage():
-    """The next one would take weights for storages that the program holds, and evict nothing made of them."""
+    """Otherwise the next would take weights for storages the program holds, and evict no results of them."""
     weight = torch.randn(64, 32, requires_grad=True)
     sessions = []
     for _ in range(2):

@@ -179,7 +179,7 @@ def test_thrashing_is_said_once_and_can_stop(capsys):
     ],
 )
 def test_a_budget_too_small_for_what_must_come_back_is_reported(reach):
-    """What was computed from memory that is about to change comes back, at calls that need no memory."""
+    """What was computed from memory about to change comes back, in calls that need no memory themselves."""
     size = 64 * 64 * 4
     with dtrrun.budget(6 * size) as session:
         constant = torch.randn(64, 64)
@@ -193,12 +193,12 @@ def test_a_budget_too_small_for_what_must_come_back_is_reported(reach):
         error = session.report()["error"]
         assert error is not None
         assert error["least_budget_bytes"] == caught.value.least_budget_bytes > 6 * size
-        assert "dtrrun.budget(" in str(caught.value)  # it says what to do
+        assert "dtrrun.budget(" in str(caught.value)  # the error says what to do
     del values, more
 
 
 def test_tensors_without_memory_take_none(capsys):
-    """A large model made on the meta device first, as libraries do: nothing that a budget could leave out."""
+    """A large model made on the meta device, as libraries do, costs nothing and is not reported."""
 
     def program():
         made = [nn.Linear(1 << 15, 1 << 15, device="meta") for _ in range(3)]
@@ -215,7 +215,7 @@ def test_tensors_without_memory_take_none(capsys):
 
 def test_tensors_of_another_device_are_said_to_be_outside(capsys):
     with dtrrun.budget("1GB") as session:
-        session.ledger.device_type = "other"  # so that the CPU is the other one
+        session.ledger.device_type = "other"  # makes the CPU the other device
         torch.randn(4) * torch.randn(4)
         assert session.report()["peak_bytes"] == 0
         session.ledger.device_type = "cpu"
@@ -237,7 +237,7 @@ def test_the_garbage_collector_runs_as_often_as_without_a_session():
 
 
 def test_nothing_of_the_program_is_kept_alive():
-    """Storages die when the program lets go of them, evicted or not, whatever was recorded of them."""
+    """Storages die when the program drops them, evicted or not, whatever was recorded of them."""
     with dtrrun.budget(1, over_budget="warn") as session:
         session.report()
         before = session.report()["live_storages"]
@@ -254,7 +254,7 @@ def test_nothing_of_the_program_is_kept_alive():
 
 
 def test_resident_bytes_are_what_the_process_holds():
-    """The ledger's account equals the sum over the storages that there are, rounded as the allocator does."""
+    """The ledger's count equals the sum over the existing storages, rounded up as the allocator does."""
     with dtrrun.budget(150_000, over_budget="warn") as session:
         model = mlp(4)
         train(model, batch, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))

@@ -1,4 +1,4 @@
-"""The program's own dispatch modes and tensor subclasses: each sees what it sees without us, none twice."""
+"""The program's own modes and tensor subclasses: each sees what it sees without dtrrun, nothing twice."""
 
 import threading
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ _C = torch._C
 
 
 class Log(TorchDispatchMode):
-    """Takes down what it sees, in order. More of it: what a test wants to know of each call."""
+    """Records what it sees, in order. `more`: what a test wants to know about each call."""
 
     def __init__(self, name, seen, more=str):
         super().__init__()
@@ -41,7 +41,7 @@ class Log(TorchDispatchMode):
 
 
 class Wrapped(torch.Tensor):
-    """A tensor around another one; takes down what its `__torch_dispatch__` sees."""
+    """A tensor around another one; records what its `__torch_dispatch__` sees."""
 
     seen: ClassVar[list[str]] = []
 
@@ -69,13 +69,13 @@ def nothing_seen():
 
 
 def our_key():
-    """The dispatch key at which operators come to sessions of this process."""
+    """Return the dispatch key by which operators reach this process's sessions."""
     with dtrrun.budget(None):
         return _C._dispatch_key_parse(build.load(print).key())
 
 
 def steps(model, count=3):
-    """Training steps: views, operators in place, factories and random ones among their operators."""
+    """Run training steps with views, in-place operators, factories and random operators."""
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     kept = []
     for step in range(count):
@@ -141,7 +141,7 @@ def test_what_a_subclass_declines_is_an_error():
 
 
 def test_the_thread_is_set_as_without_us_in_a_handler():
-    """The same keys are switched on and off but ours, which what a handler calls has to find on."""
+    """Handlers find the same keys as without dtrrun, plus dtrrun's own, which their calls need."""
 
     def keys():
         included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
@@ -181,7 +181,7 @@ def test_every_operator_beneath_modes_comes_to_the_session_once():
 
 def test_what_a_mode_calls_itself():
     class Checks(TorchDispatchMode):
-        """Computes something of its own for each operator: beneath itself, through itself, past all modes."""
+        """Computes something of its own at each operator: below itself, through itself, past all modes."""
 
         def __init__(self, kept):
             super().__init__()
@@ -217,7 +217,7 @@ def test_a_mode_that_replaces_raises_and_retries():
             if func is torch.ops.aten.mm.default:
                 raise ArithmeticError("no products here")
             if func is torch.ops.aten.exp.default:
-                func(*args)  # for nothing
+                func(*args)  # the result is discarded
             return func(*args, **(kwargs or {}))
 
     def program():

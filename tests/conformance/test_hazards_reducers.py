@@ -14,7 +14,7 @@ import dtrrun
 
 @pytest.fixture
 def alone(tmp_path):
-    """A process group of one, so that a collective gives what it is given."""
+    """A process group of one, whose collectives return their inputs."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -29,7 +29,7 @@ def program():
         parts = [torch.empty(64, 32)]
         dist.all_gather(parts, y)
         kept += [x, y, *parts, *chain(y, 2)[1:]]
-    random.seed(7)  # PyTorch's distributed code draws from it
+    random.seed(7)  # PyTorch's distributed code uses this generator
     return kept
 
 

@@ -13,7 +13,7 @@ UNIT = 1024 * 1024
 
 @pytest.fixture
 def meet():
-    """An operator that makes a megabyte, once the others that were announced are about to do so, too."""
+    """An operator that makes a megabyte once the other announced ones are about to do so, too."""
     barrier = [threading.Barrier(1)]
     with torch.library._scoped_library("dtrrun_test_room", "FRAGMENT") as library:
         library.define("meet(Tensor x) -> Tensor")
@@ -60,7 +60,7 @@ def test_what_one_has_been_promised_is_not_anothers_room(meet):
 
 
 def test_who_finds_no_room_waits_for_the_others(meet):
-    """What an operator of another thread has locked can be evicted once it has ended."""
+    """What an operator of another thread has locked can be evicted once that operator has ended."""
     barrier, operator = meet
     under_way, results = threading.Event(), []
 
@@ -86,7 +86,7 @@ def test_who_finds_no_room_waits_for_the_others(meet):
 
 
 def while_under_way(barrier, work, during):
-    """Run `during` here, while another thread is inside of `meet` in `work`."""
+    """Run `during` here, while another thread is inside `meet` in `work`."""
     under_way, may_end = threading.Event(), threading.Event()
 
     class Announced(threading.Barrier):
@@ -140,7 +140,7 @@ def test_what_another_thread_uses_stays_when_it_is_written_to(meet):
 
 
 def test_a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended(monkeypatch):
-    """Who waits for room is told: there is none to be had before that."""
+    """A thread that waits for room is notified: no room is free before the kernel ends."""
     monkeypatch.setattr("dtrrun.runtime.dispatch.slow_path.PATIENCE_SECONDS", 5.0)
     side = 512
     each = 4 * side * side
@@ -148,12 +148,12 @@ def test_a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended(mo
     with dtrrun.budget(13 * each // 4) as session:
         assert in_threads(1, lambda _: torch.ones(1) + 1) == []
         torch.full((side, side), 0.5) @ torch.full((side, side), 0.5)
-        for _ in range(100):  # the kernel may have ended before anybody looks
+        for _ in range(100):  # the kernel may have ended before this thread looks
             factor = torch.full((side, side), 0.5)
             thread = threading.Thread(target=torch.mm, args=(factor, factor))
             thread.start()
             while thread.is_alive() and not seen:
-                with session.slow_path.lock:  # without which it cannot give its room back
+                with session.slow_path.lock:  # the kernel's thread needs it to return its room
                     if session.ledger.reserved_bytes:
                         seen.append(session.ledger.reserved_bytes)
                         other = torch.full((2 * side, side), 2.0)  # waits

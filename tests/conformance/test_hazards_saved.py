@@ -1,6 +1,6 @@
-"""Hooks of the program on what autograd saves, and on nodes of its graph.
+"""The program's hooks on what autograd saves, and on nodes of its graph.
 
-They run as often as in a plain run, and find all that they read in memory.
+They run as often as in a plain run, and find everything they read in memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def doubled(tensor):
 
 
 class Counted:
-    """Hooks that compute, draw, and read a tensor that only they know of."""
+    """Hooks that compute, draw random numbers, and read a tensor that only they have."""
 
     def __init__(self):
         self.packed = self.unpacked = 0
@@ -74,10 +74,10 @@ def test_tensors_kept_elsewhere(name):
 
 
 def recomputed(function, **options):
-    """Checkpoints around activations, of which each has such a formula inside.
+    """Checkpoint activations, each with a formula from FORMULAS inside.
 
-    They stay small: where `tanh` gives ones alone, eigenvectors depend on each, and whether their gradient is
-    refused or not is a matter of the processor.
+    They stay small: where `tanh` saturates at ones, eigenvectors depend on each bit, and whether their
+    gradient is refused depends on the processor.
     """
 
     def program():
@@ -200,7 +200,7 @@ def test_hooks_on_one_saved_tensor():
 
 
 def hooked(register):
-    """A hook on the node of such a formula, or about it, that reads what may be evicted."""
+    """Register a hook on or near the formula's node that reads what may be evicted."""
 
     def program():
         x = torch.rand(64, 64).requires_grad_()

@@ -1,4 +1,4 @@
-"""Checkpoints and copies in the middle of a training: reading a model hands nothing out."""
+"""Checkpoints and copies during training: reading a model hands nothing out for good."""
 
 import copy
 import ctypes
@@ -21,7 +21,7 @@ def convnet():
 
 
 def looked_at(module, model):
-    """As a function of that module does it: addresses of storages tell which tensors share one."""
+    """Read addresses as a function of that module does: they tell which tensors share a storage."""
     namespace = {"__name__": module}
     exec("def look(x): return x.data_ptr(), x.untyped_storage().data_ptr()", namespace)
     return [namespace["look"](value) for value in model.state_dict().values()]
@@ -73,7 +73,7 @@ def test_what_was_read_is_recomputed_from_all_the_same(read):
 
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
 def test_a_training_goes_on_within_its_budget(read):
-    """What it read must not take the room that the steps after it need."""
+    """What it read must not take memory that the following steps need."""
 
     def program():
         torch.manual_seed(0)
@@ -101,7 +101,7 @@ def test_what_was_loaded_can_be_recomputed_from(way):
 
 
 def test_memory_that_was_loaded_cannot_be_given_back():
-    """It is a part of what was read from the file: recomputed from, but never evicted."""
+    """It is part of what was read from the file: recomputed from, but never evicted."""
 
     def program():
         x, y = loaded([torch.arange(64.0), torch.arange(64.0)])
@@ -117,7 +117,7 @@ def test_memory_that_was_loaded_cannot_be_given_back():
 
 
 def test_what_a_reader_was_handed_stays_where_it_is():
-    """It may write all of it to a file later, from the addresses alone."""
+    """The reader may write all of it to a file later, using only the addresses."""
     with dtrrun.budget(1, over_budget="warn") as session:
         x = torch.full((1024,), 3.0) * 2
         ((address, _),) = looked_at("safetensors.torch", SimpleNamespace(state_dict=lambda: {"x": x}))

@@ -1,5 +1,5 @@
-"""TorchScript: what a tracer records must be what it records without dtrrun, and a script may change a list
-of numbers that it has passed to an operator."""
+"""TorchScript: a tracer must record what it records without dtrrun, and a script may change a list of
+numbers that it has passed to an operator."""
 
 import re
 
@@ -52,8 +52,8 @@ class Buffered(nn.Module):
 
 
 def pasted(graph):
-    """A graph as text, without the numbers that PyTorch gives to classes, and without lines of source files:
-    that of an operator inside of a function that is patched, as `tolist`, is ours."""
+    """Return a graph as text, without the numbers that PyTorch gives to classes, and without source lines:
+    for an operator inside a patched function, such as `tolist`, the line is dtrrun's."""
     return re.sub(r"___torch_mangle_\d+\.| #.*", "", str(graph))
 
 
@@ -80,14 +80,14 @@ def training():
 
 
 def exported():
-    """As far as the exporter goes without onnx."""
+    """Go as far as the exporter does without onnx."""
     exporter = pytest.importorskip("torch.onnx._internal.torchscript_exporter.utils")
     graph, parameters, _ = exporter._model_to_graph(Buffered().eval(), (torch.ones(4, 32),))
     return pasted(graph), parameters
 
 
 def constants():
-    """Tensors that stand for numbers, which a program gets from a graph."""
+    """Use tensors that stand for numbers, taken from a graph."""
     found = torch.jit.trace(lambda x: x + 1.25, torch.ones(3))
     [number] = [
         node.t("value")
@@ -127,11 +127,11 @@ def test_tracing(case):
         kept = chain(torch.sin(torch.randn(64, 32)), 4)
         return kept, TRACED[case](), kept[1] * 2
 
-    check_stress(program, by_address=case == "export")  # which writes tensors into a file, in C++
+    check_stress(program, by_address=case == "export")  # the export writes tensors into a file, in C++
 
 
 def test_a_tracer_sees_no_question_of_ours():
-    """A write to a part of a tensor comes with the tracer on, which also records sizes that are asked for."""
+    """A write to a part of a tensor arrives with the tracer on, which would also record queries of sizes."""
 
     def program():
         kept = chain(torch.sin(torch.randn(64, 32)), 4)

@@ -1,4 +1,4 @@
-"""What operators take is known before they run, and all of it is counted."""
+"""Operators' memory is known before they run, and all of it is counted."""
 
 from contextlib import nullcontext
 
@@ -9,7 +9,7 @@ from programs import check_stress
 import dtrrun
 
 KB = 1000
-N = 250 * KB  # floats: a megabyte
+N = 250 * KB  # floats: one megabyte
 
 
 def own():
@@ -71,7 +71,7 @@ def test_how_long_a_range_is_depends_on_numbers():
 
 @pytest.mark.parametrize("others", [2, 0])
 def test_how_much_numbers_take_depends_on_the_default_dtype(others):
-    """others: calls of the same kind before."""
+    """others: number of earlier calls of the same kind."""
     with dtrrun.budget(3_300 * KB) as session:
         integers = torch.full((N,), 7, dtype=torch.int32)
         for _ in range(others):
@@ -88,7 +88,7 @@ def test_how_much_numbers_take_depends_on_the_default_dtype(others):
 
 
 def test_a_tensor_without_dimensions_decides_less_on_a_type():
-    """What is known of first calls with one is not known of those with a vector."""
+    """Knowledge from first calls with such a tensor does not apply to first calls with a vector."""
     with dtrrun.budget(3_200 * KB, cost="model") as session:
         halves = torch.full((N,), 1.5, dtype=torch.float16)
         number, vector = torch.tensor(2.0, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_what_makes_no_tensor_needs_no_room(name):
 
 @pytest.fixture
 def unknown():
-    """An operator whose shapes PyTorch can't tell."""
+    """An operator whose output shapes PyTorch cannot predict."""
     with torch.library._scoped_library("dtrrun_test_sizes", "DEF") as library:
         library.define("first(Tensor x) -> Tensor")
         library.define("most(Tensor x) -> (Tensor, Tensor)")
@@ -138,7 +138,7 @@ def unknown():
 def test_a_guess_that_was_too_high_is_lowered(unknown):
     with dtrrun.budget(3_200 * KB) as session:
         x = torch.full((N,), 1.0)
-        unknown.first(x)  # a megabyte at most, as far as is known
+        unknown.first(x)  # at most a megabyte, as far as is known
         kept = [torch.full((N,), 2.0), torch.full((N,), 3.0)]
         assert session.report()["evictions"] == 0
         for _ in range(5):
@@ -163,7 +163,7 @@ def square():
 
 
 def test_what_is_made_beside_what_is_written():
-    """The operator writes to the running statistics, and makes something new, too."""
+    """The operator writes to the running statistics, and also makes a new tensor."""
     with dtrrun.budget(5_200 * KB) as session:
         kept = [torch.full((N,), step + 0.5) for step in range(4)]
         x, statistics = torch.ones(N // 10, 10), (torch.zeros(10), torch.ones(10))
@@ -240,7 +240,7 @@ def test_plain_tensors_make_room_for_them():
 
 
 def test_an_lstm_without_gradients_has_no_workspace():
-    """Room for one was demanded before its first call: 17 times its results."""
+    """It used to require room for one before its first call: 17 times its results."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("PyTorch has no oneDNN here")
     layer, x = torch.nn.LSTM(32, 64), torch.randn(64, 100, 32)
@@ -253,7 +253,7 @@ def test_an_lstm_without_gradients_has_no_workspace():
 
 
 def test_an_operator_in_place_enlarges_what_it_writes_to():
-    """`addbmm_` does, if what it writes to is expanded. The fast path takes calls that are known."""
+    """`addbmm_` does so if its target must be expanded. The fast path handles known calls."""
 
     def program():
         first, second = torch.randn(5, 5, 5), torch.randn(5, 5, 10)

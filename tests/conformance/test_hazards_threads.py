@@ -27,7 +27,7 @@ from tests.paths import budget
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_threads_train_in_one_session(slow):
-    """Four models in four threads, each with a generator of its own: as if one after the other."""
+    """Four models in four threads, each with its own generator, train as if one after another."""
 
     def work(seed, results, together=None):
         own = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def test_threads_train_in_one_session(slow):
 
 
 def test_threads_that_share_the_default_generator():
-    """What each thread draws depends on the order; that it comes back with the same bits does not."""
+    """Each thread's draws depend on the order; that they come back with the same bits does not."""
     results = {}
 
     def work(name):
@@ -170,8 +170,8 @@ def test_data_loader_workers():
 
 
 def test_threads_that_write_to_rows_of_one_tensor():
-    """A write makes a new version: the memory stays while another thread's operator, which has locked the old
-    one, uses it, and no recipe leaves out what the other thread has written."""
+    """A write makes a new version: the memory stays while another thread's operator, which locked the old
+    version, uses it, and no recipe leaves out what the other thread has written."""
 
     def program():
         rows, matrix = torch.zeros(2, 50_000) + 1, torch.eye(200)
@@ -201,7 +201,7 @@ def test_threads_that_write_to_rows_of_one_tensor():
 
 
 def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread(monkeypatch):
-    """Until the operator in place has ended, its memory is that of the version before, to the ledger."""
+    """Until an in-place operator has ended, the ledger takes its memory for the version before."""
     written, read = threading.Event(), threading.Event()
 
     def slowed(run):
@@ -209,7 +209,7 @@ def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread(monkeypa
             result = run(*args)
             if not written.is_set():
                 written.set()
-                read.wait(0.5)  # which an operator of PyTorch's own never does
+                read.wait(0.5)  # PyTorch's own operators never do this
             return result
 
         return kernel
@@ -226,7 +226,7 @@ def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread(monkeypa
         kept = base * 3
         in_a_thread(lambda: base + 1)  # from now on, several threads use the session
         slow_path = session.slow_path
-        slow_path.reasons.add("a test")  # the fast path has a test of its own
+        slow_path.reasons.add("a test")  # another test covers the fast path
         monkeypatch.setattr(slow_path, "_native", Slowed(slow_path._native))
         thread = threading.Thread(target=lambda: base.add_(100))
         assert session.dtr.eviction.evict_if_possible(slow_path.version_of(kept))
@@ -271,13 +271,13 @@ def test_several_threads_stay_on_the_fast_path(extension):
         work()
         for thread in threads:
             thread.join()
-        assert sum(session.interposer.python_calls.values()) - before < 20  # each thread's first, at most
+        assert sum(session.interposer.python_calls.values()) - before < 20  # at most the first of each thread
         assert sum(session.interposer.native_calls.values()) > 5_000
 
 
 @pytest.mark.parametrize("budget", ["7MB", "11MB"])
 def test_long_kernels_of_several_threads_inside_a_small_budget(budget):
-    """What one thread's kernel reads is evicted, brought back and overwritten by nobody meanwhile."""
+    """What a thread's kernel reads is not evicted, restored or overwritten by other threads meanwhile."""
     shared = torch.randn(256, 256, generator=torch.Generator().manual_seed(9)) / 16
 
     def work(seed, results):
@@ -311,7 +311,7 @@ def test_long_kernels_of_several_threads_inside_a_small_budget(budget):
 
 
 def test_who_has_waited_for_a_turn_looks_again_whether_it_may_be_native(extension):
-    """Something that wants to see all operators has begun meanwhile, such as the log of a step."""
+    """Something that must see all operators, such as the log of a step, may have begun meanwhile."""
     with dtrrun.budget("1GB") as session:
         kept = torch.ones(4) + 1
         in_a_thread(lambda: kept + 1)
@@ -357,7 +357,7 @@ def test_an_operator_that_fails_beside_others_leaves_nothing_locked():
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer's signals")
 def test_interrupts_while_threads_take_turns():
-    """Wherever one comes, each operator has run or not, and no other thread waits for a lock for ever."""
+    """Wherever one arrives, each operator has run or not, and no thread waits for a lock forever."""
 
     class Interrupt(Exception):
         pass
@@ -477,7 +477,7 @@ def test_a_thread_that_outlives_the_session():
 
 
 def test_a_session_ends_only_when_nobody_is_in_the_ledger():
-    """A thread in the middle of an eviction may do anything to it."""
+    """A thread in the middle of an eviction may be in any part of the ledger."""
     told, inside, go_on = [], threading.Event(), threading.Event()
 
     def work():
@@ -499,7 +499,7 @@ def test_a_session_ends_only_when_nobody_is_in_the_ledger():
 
 
 def test_the_mode_comes_off_in_threads_too():
-    """`mode_checks`: formulas that compute other bits under any mode, in a backward pass of a thread."""
+    """`mode_checks`: formulas that compute other bits under any mode, in a thread's backward pass."""
 
     def work():
         torch.manual_seed(0)
@@ -516,7 +516,7 @@ def test_the_mode_comes_off_in_threads_too():
 
 
 class OwnBootstrap(threading.Thread):
-    """Runs its target before the first Python code of other threads."""
+    """Runs its target before the first Python code that other threads run."""
 
     def _bootstrap(self):
         self._target()
@@ -525,7 +525,7 @@ class OwnBootstrap(threading.Thread):
 
 
 class Waiting:
-    """A thread that has begun before the session, and is somewhere else each time."""
+    """A thread that began before the session, and waits in a different place in each case."""
 
     def __init__(self, wait):
         self.work = self.error = None
@@ -622,12 +622,12 @@ WAYS = {
     "executor": lambda: by_pool(warm(concurrent.futures.ThreadPoolExecutor(1))),
     "pool": lambda: by_thread_pool(multiprocessing.pool.ThreadPool(1)),
 }
-"""Each makes, before the session, what runs a function in a thread inside of it."""
+"""Each makes, before the session, something that runs a function in a thread inside the session."""
 
 
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS.keys())
 def test_what_any_thread_writes_is_not_lost(make):
-    """Row by row: an unseen write would be undone by the next eviction, an unseen read sees nothing."""
+    """The next eviction would undo an unseen write; an unseen read finds nothing there."""
 
     def program(run):
         x = torch.sin(torch.randn(64, 32))
@@ -688,7 +688,7 @@ def test_an_error_in_a_thread_is_told_as_without_a_session(monkeypatch):
             with pytest.raises(TypeError) as caught:
                 _thread.start_new_thread(*wrong)
             found.append(str(caught.value))
-        _thread.start_new_thread(sys.exit, ())  # ends the thread, without a word
+        _thread.start_new_thread(sys.exit, ())  # ends the thread silently
         return found
 
     expected = told()
@@ -739,7 +739,7 @@ print("fine", session.slow_path.home == threading.main_thread().ident)
 
 
 def test_torch_imported_first_in_a_thread(tmp_path):
-    """Operators of the main thread, and of every other one that runs by then, come to the session too."""
+    """Operators of the main thread, and of all others running by then, come to the session too."""
     program = tmp_path / "late.py"
     program.write_text(textwrap.dedent(LATE).format(budget=5_000_000))
     done = subprocess.run(
@@ -814,7 +814,7 @@ def test_fork_in_a_mode_of_the_program(threaded):
             assert bits([kept, kept[3] + kept[4]]) == expected
 
     results = []
-    before = torch.utils._python_dispatch.is_in_torch_dispatch_mode()  # of the whole process
+    before = torch.utils._python_dispatch.is_in_torch_dispatch_mode()  # for the whole process
     with dtrrun.budget(1, over_budget="warn") as session:
         in_a_thread(forking) if threaded else forking()
         assert session.report()["evictions"] > 0
@@ -823,7 +823,7 @@ def test_fork_in_a_mode_of_the_program(threaded):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forks_while_another_thread_is_in_the_ledger():
-    """The child's ledger is whole: a fork waits until nobody is in it, and keeps others out."""
+    """The child's ledger is consistent: a fork waits until no thread is in it, and keeps others out."""
     stop = threading.Event()
     kept = []
 
@@ -856,7 +856,7 @@ def test_forks_while_another_thread_is_in_the_ledger():
 
 @pytest.mark.parametrize("call", ["seed and draw", "state"])
 def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
-    """To seed a generator, or to ask for its state, is not an operator."""
+    """Seeding a generator, or reading its state, is not an operator."""
 
     def program():
         torch.manual_seed(1)
@@ -891,7 +891,7 @@ def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
 
 
 def test_a_step_ends_while_another_thread_meets_new_signatures(monkeypatch):
-    """The table of signatures must not grow while a step's end goes through it."""
+    """The table of signatures must not grow while the end of a step iterates over it."""
     held = []
 
     def measure_again(signatures, original=Signatures.measure_again):
@@ -949,13 +949,13 @@ print("done")
 
 
 def test_threads_ask_a_view_how_it_was_made():
-    """PyTorch runs the view again, and holds a mutex of the tensor meanwhile."""
+    """PyTorch runs the view again while it holds a mutex of the tensor."""
     run = subprocess.run([sys.executable, "-c", VIEWS], capture_output=True, text=True, timeout=100)
     assert run.stdout == "done\n", run.stderr
 
 
 def test_a_session_ends_while_other_threads_compute():
-    """What they read is back before their operators no longer come to the session."""
+    """What they read is back before their operators stop coming to the session."""
     stop, wrong = threading.Event(), []
 
     def work(kept, expected):

@@ -1,4 +1,4 @@
-"""Whole small training loops: optimizers and idioms that most scripts have."""
+"""Whole small training loops, with optimizers and idioms that most scripts use."""
 
 import copy
 
@@ -166,7 +166,7 @@ def test_losses_and_gradients_that_are_kept_over_steps():
 
 
 class Averaging(nn.Module):
-    """Buffers that are replaced, and written to in parts, by every forward."""
+    """Has buffers that every forward pass replaces or partly overwrites."""
 
     def __init__(self):
         super().__init__()
@@ -192,7 +192,7 @@ def test_buffers_that_every_forward_replaces_and_tied_weights():
 
 
 def test_a_memory_of_earlier_steps():
-    """As in reinforcement learning: what earlier weights computed is used again steps later."""
+    """As in reinforcement learning: results of earlier weights are used again steps later."""
 
     def program():
         model, memory, losses = mlp(3), [], []

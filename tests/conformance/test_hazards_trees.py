@@ -38,7 +38,7 @@ class Composer(nn.Module):
 
 
 class TreeLSTM(nn.Module):
-    """A loss at each node of a tree; a tree is a leaf's place, or a pair of trees."""
+    """Computes a loss at each node of a tree; a tree is the place of a leaf, or a pair of trees."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random operators and their generators, several outputs, views that may be their input."""
+"""Random operators and their generators, several outputs, views that may be the input itself."""
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_views_that_may_be_their_input():
             ]
             same += [x.requires_grad_(False), x.type_as(x), x.flatten(0, 0), x.view_as(x), x.resolve_conj()]
             other = [x.t().contiguous(), x.double(), x.t().reshape(-1), x.to(torch.float32, copy=True)]
-            x.mul_(2)  # seen by those that are views of it
+            x.mul_(2)  # visible to results that are views of it
             kept += [same, other, x, [y * 2 for y in same]]
         return kept
 
@@ -118,7 +118,7 @@ def test_views_that_may_be_their_input():
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_a_composite_that_reads_memory_itself(context):
-    """Without a gradient to compute, one-dimensional max pooling calls no operator."""
+    """One-dimensional max pooling calls no operator if no gradient is needed."""
 
     def program():
         with context():

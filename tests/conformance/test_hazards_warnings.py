@@ -1,4 +1,4 @@
-"""Warnings: the program gets those of a plain run, at the same lines, and none of our own operators'."""
+"""Warnings: the program gets those of a plain run, at the same lines, and none from dtrrun's operators."""
 
 import threading
 import warnings
@@ -34,7 +34,7 @@ OPERATORS = {
 
 
 def warned(function, action):
-    """What a program is warned of, under a filter, by operators whose results are evicted and read again."""
+    """Return the warnings of a program, under a filter, whose results are evicted and read again."""
 
     def program():
         told = []
@@ -57,14 +57,14 @@ def test_a_replay_is_silent(name, action):
 
 
 def test_a_replay_of_a_kernel_that_the_program_has_replaced_is_silent():
-    """It is in Python, and what it replaces runs again without Python elsewhere."""
+    """The kernel is in Python, and elsewhere the original runs again without Python."""
 
     def reciprocal(x):
         warnings.warn("from the program's kernel", stacklevel=1)
         return torch.pow(x, -1)
 
     with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that there was a kernel
+        warnings.simplefilter("ignore")  # PyTorch warns that there was a kernel
         library.impl("reciprocal", reciprocal, "CPU")
         check_stress(warned(torch.reciprocal, "always"))
 
@@ -74,7 +74,7 @@ def test_what_was_told_once_is_not_told_again():
         told = []
         warnings.showwarning = lambda message, *_: told.append(str(message))
         namespace = {"torch": torch}
-        exec("def degrees(x):\n return x[:1].std(0)", namespace)  # its registry of warnings is its own
+        exec("def degrees(x):\n return x[:1].std(0)", namespace)  # it has its own registry of warnings
         results = []
         for step in range(4):
             results.append(torch.sin(namespace["degrees"](torch.rand(4, 400) + step)))
@@ -104,7 +104,7 @@ def test_a_replay_raises_no_warning_that_is_an_error():
 
 @pytest.mark.parametrize("stream", [None, object(), "closed"])
 def test_a_program_without_standard_error(monkeypatch, capsys, tmp_path, stream):
-    """Our own lines are lost then. They neither raise nor go to its output."""
+    """dtrrun's own lines are lost then. They neither raise errors nor go to the program's output."""
     if stream == "closed":
         stream = (tmp_path / "closed").open("w")
         stream.close()
@@ -116,7 +116,7 @@ def test_a_program_without_standard_error(monkeypatch, capsys, tmp_path, stream)
 
 
 def test_other_threads_are_warned_meanwhile():
-    """A replay in one thread filters nothing in another."""
+    """A replay in one thread does not filter the warnings of another."""
     began, done = threading.Event(), threading.Event()
     told = []
 

@@ -1,4 +1,4 @@
-"""A budget above the least that runs does run: before an error is raised, other ways are tried."""
+"""Any budget above the least one that runs also runs: before an error is raised, other ways are tried."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The native interposer: decisions as in Python, hardly an operator there, and nothing that grows."""
+"""The native interposer: same decisions as in Python, hardly any operators there, and nothing that grows."""
 
 import ctypes
 import gc
@@ -105,7 +105,7 @@ def inside(name, budget, *, in_python=False):
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.6])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_decisions_are_those_of_the_slow_path(name, share, monkeypatch):
-    """The same operators on the fast path, on the slow one, and on the fast one where Python runs replays."""
+    """They are the same on the fast path, on the slow path, and on the fast path with replays in Python."""
     plain = train(name)
     *_, peak = inside(name, None)[1]
     trained, found = inside(name, int(peak * share))
@@ -125,7 +125,7 @@ RULES = (
 
 
 def trained_by(rules, budget):
-    """Counts of steps by these heuristics, each for four of them, and how much was foreseen."""
+    """Return the counts of training with each heuristic for four steps, and how much was foreseen."""
     torch.manual_seed(0)
     make, batch, optimizer, options = PROGRAMS["words"]
     foreseen = 0
@@ -187,7 +187,7 @@ def test_what_is_brought_back_stays_out_of_python():
 @pytest.mark.parametrize("share", [2, 0.8])
 @pytest.mark.parametrize("optimizer", ["AdamW", "NAdam", "RMSprop", "Adagrad"])
 def test_an_optimizer_on_lists_stays_out_of_python(optimizer, share):
-    """Also what it computes for one step alone, and weights on which the evicted forward pass depends."""
+    """This covers temporaries of one step, and weights on which the evicted forward pass depends."""
     *_, peak = inside("images", None)[1]
     model, batch = Images(), PROGRAMS["images"][1]
     stepping = getattr(torch.optim, optimizer)(model.parameters(), foreach=True)
@@ -265,7 +265,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
             begin.wait(10)
             ledger.budget_bytes = ledger.resident_bytes
             ledger.set_limit(ledger.resident_bytes)
-            b * 3  # for which all must go that can
+            b * 3  # everything that can be evicted must go for it
             ledger.budget_bytes = None
             ledger.set_limit(1 << 62)
             ended.set()
@@ -285,7 +285,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
         assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(a))
         other = threading.Thread(target=work)
         other.start()
-        session.interposer.capture = slowly  # for a random operator, once its inputs are in memory
+        session.interposer.capture = slowly  # called for a random operator, once its inputs are in memory
         torch.manual_seed(0)
         found = torch.bernoulli(a)
         assert begin.is_set()
@@ -294,7 +294,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
 
 
 def test_an_interrupt_while_an_operator_is_hashed(monkeypatch):
-    """Which is done in Python."""
+    """Operators are hashed in Python."""
     hash_of = torch._ops.OpOverload.__hash__
     pending = []
 
@@ -325,7 +325,7 @@ def test_one_session_at_a_time_and_none_afterwards(extension):
 
 
 def test_a_replay_that_fails_leaves_the_accounts_right():
-    """Its index has been changed behind our back, and is out of range now."""
+    """The index was changed without dtrrun's knowledge, and is now out of range."""
     table, index = torch.randn(8, 64), torch.arange(8)
     with dtrrun.budget(None) as session:
         rows = torch.embedding(table, index)
@@ -347,7 +347,7 @@ def test_a_replay_that_fails_leaves_the_accounts_right():
 
 
 def changing_the_budget(size, staleness, cost, projected_cost):
-    """A heuristic that sets the session's budget, which then forgets all signatures."""
+    """A heuristic that sets the session's budget, which makes the session forget all signatures."""
     session = dtrrun.runtime._active
     if session is not None and session.dtr.eviction.replaying:
         session.set_budget("200kB")
@@ -359,7 +359,7 @@ changing_the_budget.times = 0
 
 
 def test_the_budget_may_change_while_room_is_made():
-    """In Python code that runs meanwhile: here a rule, but it may be a signal handler, or a finalizer."""
+    """Python code that runs meanwhile does it: here a rule, but it may be a signal handler or a finalizer."""
 
     def program():
         kept = [torch.linspace(0, 1, 4096)]
@@ -376,7 +376,7 @@ def test_the_budget_may_change_while_room_is_made():
 
 
 def test_tensors_made_from_numbers_stay_out_of_python():
-    """Data sets make many of them: constants that are new to the session, parts of which are overwritten."""
+    """Data sets make many of them: constants that are new to the session, and are partly overwritten."""
 
     def program():
         seen = []
@@ -437,7 +437,7 @@ OVERWRITES = {
 
 
 class InPlace(TorchDispatchMode):
-    """Operators in place take the slow path, or not."""
+    """Sends in-place operators down the slow path, or not."""
 
     def __init__(self, session, in_python):
         super().__init__()
@@ -455,7 +455,7 @@ class InPlace(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", OVERWRITES)
 def test_what_is_overwritten_stays_out_of_python(name):
-    """What becomes of its recipe, and of what depends on it, is what Python would make of it."""
+    """Its recipe, and what depends on it, end up as Python would leave them."""
 
     def program():
         torch.manual_seed(0)
@@ -487,7 +487,7 @@ def test_what_is_overwritten_stays_out_of_python(name):
 
 
 def test_draws_from_a_generator_stay_out_of_python():
-    """And they are drawn again from the state that it had."""
+    """They are drawn again from the generator's original state."""
 
     def program(evict):
         generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
@@ -552,7 +552,7 @@ def test_a_view_of_what_is_new_and_does_not_fit():
 
 
 def test_the_garbage_collector_may_find_a_storage():
-    """It lists the weak references to what it finds, which versions are."""
+    """The collector lists the weak references to what it finds, and versions are such references."""
 
     class Owner:
         pass
@@ -571,7 +571,7 @@ def test_the_garbage_collector_may_find_a_storage():
 
 
 def test_the_operators_that_are_not_timed_are_counted():
-    """One in four brief operators is, and stands for the others."""
+    """One in four brief operators is timed, and stands for the others."""
     one = torch.ones(4, 4)
     with dtrrun.budget("1GB") as session:
         for _ in range(20_000):
@@ -579,7 +579,7 @@ def test_the_operators_that_are_not_timed_are_counted():
         (add,) = [found for found in session.slow_path.signatures.all() if found.operator.name == "aten.add"]
         counted = session.report()
         assert add.calls == add.SETTLED
-        for _ in range(100):  # until it is the least that one takes, even if the first were interrupted
+        for _ in range(100):  # until the cost is the minimum, even if the first calls were interrupted
             session.slow_path.signatures.measure_again()
             torch.add(one, one)
             torch.add(one, one)
@@ -589,7 +589,7 @@ def test_the_operators_that_are_not_timed_are_counted():
 
 @pytest.mark.parametrize("over_budget", ["error", "warn"])
 def test_an_input_stays_in_memory_while_another_is_met(over_budget):
-    """Room is made for a constant that comes from outside, and the first input has not been locked yet."""
+    """Room is made for a constant from outside before the first input has been locked."""
     known, new = torch.full((250_000,), 1.0), torch.arange(250_000.0)
     spare = 4_500_000 if over_budget == "error" else 1_500_000
     with dtrrun.budget("1GB", over_budget=over_budget) as session:
@@ -604,7 +604,7 @@ def test_an_input_stays_in_memory_while_another_is_met(over_budget):
 
 
 def test_statistics_stay_in_memory_while_room_is_made():
-    """Those that an operator takes, but neither reads nor writes, are not among its inputs."""
+    """Statistics that an operator takes, but neither reads nor writes, are not among its inputs."""
     channels, backward = 50_000, torch.ops.aten.native_batch_norm_backward
     x, gradient = torch.randn(2, channels), torch.randn(2, channels)
     saved = x.mean(0), x.var(0)

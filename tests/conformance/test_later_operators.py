@@ -1,4 +1,4 @@
-"""Operators that are registered or removed while a session is on: each call comes to it, as a whole."""
+"""Operators that are registered or removed during a session: each call comes to it, as a whole."""
 
 import gc
 import itertools
@@ -16,12 +16,12 @@ numbers = itertools.count()
 
 
 def fresh():
-    """A namespace that nobody has used."""
+    """Return a namespace that is not in use."""
     return f"dtrrun_later_{next(numbers)}"
 
 
 def by_decorator(space):
-    """As libraries define operators in Python: a kernel for all backends."""
+    """Define operators in Python as libraries do: with one kernel for all backends."""
 
     @torch.library.custom_op(f"{space}::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def for_one(space):
 
 
 def in_two_steps(space):
-    """With operators of others between the operator's definition and its kernel."""
+    """Register other operators between the operator's definition and its kernel."""
     library = torch.library.Library(space, "DEF")
     library.define("twice(Tensor x) -> Tensor")
     torch.ones(3).add_(1)
@@ -77,7 +77,7 @@ def test_the_first_call_comes(define):
 
 @pytest.mark.parametrize("define", WAYS)
 def test_before_the_session(define):
-    """Also if another session has been on before."""
+    """Operators defined before the session reach it, even if another session has run before."""
     with dtrrun.budget(None):
         torch.ones(3)
     space = fresh()
@@ -101,7 +101,7 @@ def test_what_they_make_is_recomputed(define):
 
 
 def test_a_factory():
-    """Which has a kernel that selects the backend."""
+    """Its kernel selects the backend."""
 
     def program():
         @torch.library.custom_op(f"{fresh()}::made", mutates_args=())
@@ -131,7 +131,7 @@ def test_a_composite():
 
 
 def test_one_that_is_removed_and_defined_again():
-    """Under the same name, with another kernel of another kind."""
+    """The new one has the same name, and a different kernel of a different kind."""
 
     def program():
         space, made, kinds = fresh(), [], ("CompositeExplicitAutograd", "CPU", "CompositeImplicitAutograd")
@@ -153,7 +153,7 @@ def test_one_that_is_removed_and_defined_again():
 
 
 def test_a_kernel_of_theirs_over_one_of_pytorchs():
-    """And its removal, for sparse tensors, whose kernels stand above the key of one way in."""
+    """Also when it is removed, and for sparse tensors, whose kernels rank above the key of one way in."""
 
     def program():
         kept = []

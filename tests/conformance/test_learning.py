@@ -1,4 +1,4 @@
-"""`observe.learning`: when rules are searched, what becomes of an answer, and that the bits stay."""
+"""`observe.learning`: when it searches for rules, what becomes of an answer, and that the bits stay."""
 
 import errno
 import gzip
@@ -30,7 +30,7 @@ BETTER = "h_chain(c=ancestors,s=0.2,next=1,released=alike)"
 
 
 def train(steps, depths=(8,)):
-    """A network for each of `depths`, trained by turns."""
+    """Train networks with each of `depths` in turn."""
     models = [
         nn.Sequential(*[part for _ in range(depth) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
         for depth in depths
@@ -53,7 +53,7 @@ def losses_of(budget=BUDGET, steps=STEPS, depths=(8,), heuristic="auto", program
 
 
 def train_varying(steps, _depths):
-    """A recurrent network on sequences of other lengths in each step."""
+    """Train a recurrent network on sequences of other lengths in each step."""
     cell = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(cell.parameters(), 0.1)
     for step in range(steps):
@@ -68,7 +68,7 @@ def train_varying(steps, _depths):
 
 
 class Answers(learning.Search):
-    """A search that has the answers at once, one for each time that it is looked at."""
+    """A search that has its answers at once, one for each time it is polled."""
 
     wanted = None
 
@@ -110,7 +110,7 @@ def answers(monkeypatch):
 
 @pytest.fixture
 def shares(monkeypatch):
-    """Recomputation by heuristic, in place of what was measured."""
+    """Recomputation by heuristic, in place of the measurements."""
     table = {}
 
     def note(self, step):
@@ -191,7 +191,7 @@ def test_a_rule_that_saves_next_to_nothing_is_not_taken(answers, shares):
 
 
 def test_steps_of_which_none_is_like_another(answers, shares):
-    """What is found on some of them is not good for the others."""
+    """A rule found on some of them is no good for the others."""
     chosen = answers(answer(BETTER, 1.1))
     chosen.wanted = None
     plain, _ = losses_of(None, program=train_varying)
@@ -212,7 +212,7 @@ def test_steps_of_which_none_is_like_another_keep_what_is_better(answers, shares
 
 
 def test_a_search_has_to_be_worth_its_price(answers, shares):
-    """Nothing is logged until as much has been recomputed as that costs."""
+    """Nothing is logged until recomputation has cost as much as a search would."""
     shares[FIRST] = 0.05
     chosen = answers(answer(BETTER, 1.01))
     chosen.wanted = None
@@ -224,7 +224,7 @@ def test_a_search_has_to_be_worth_its_price(answers, shares):
 
 @pytest.mark.parametrize(("later", "searches"), [(0.5, 2), (0.15, 1)])
 def test_steps_that_have_become_others_are_searched_anew(answers, shares, later, searches):
-    """That is worth it from twice as much recomputation on."""
+    """A new search pays off once recomputation has doubled."""
     shares[BETTER], shares["size"] = 0.1, 0.2
     answers(answer(BETTER, 1.1))
     judged = []
@@ -338,7 +338,7 @@ def test_the_search_finds_what_the_simulator_finds(tmp_path, shares, monkeypatch
 
 
 def test_a_real_search_ends_and_leaves_nothing(tmp_path, monkeypatch):
-    """Whether it finds a better rule depends on how fast the machine is at what."""
+    """Whether it finds a better rule depends on the machine's relative speeds."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     torch.manual_seed(0)
@@ -547,7 +547,7 @@ def test_a_step_of_recomputation_tries_each_other_rule_once():
         for step, heuristic in (
             (figures(1, second, 2.9 * second), FIRST),
             (figures(1, second, 3.1 * second), "h_next"),
-            (figures(1, second, 6.0 * second), "h_next"),  # since then, less
+            (figures(1, second, 6.0 * second), "h_next"),  # less since then
             (figures(1, second, 6.2 * second), "h_dtr_eq"),
             (figures(2, second, 2.9 * second), "h_dtr_eq"),
             (figures(2, second / 9, 0.9 * second), "h_dtr_eq"),  # not worth it

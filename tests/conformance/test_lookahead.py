@@ -110,7 +110,7 @@ def test_two_steps_are_watched_and_no_more_where_all_are_alike():
 
 @pytest.mark.parametrize(("program", "budget"), [(by_turns, 900_000), (batches_of_many_sizes, 700_000)])
 def test_what_is_known_is_used(program, budget, monkeypatch):
-    """In the last steps the position is known whenever something is to be evicted."""
+    """In the last steps the position is known at every eviction."""
     found = []
     begin = Foresight.begin
 
@@ -120,14 +120,14 @@ def test_what_is_known_is_used(program, budget, monkeypatch):
 
     monkeypatch.setattr(Foresight, "begin", noted)
     losses_and_session(program, budget, heuristic="h_next")
-    _, first, *_ = found  # that before it is the begin of the session
+    _, first, *_ = found  # the one before it is the beginning of the session
     assert first[0] == first[1] > 0
     assert sum(looks for looks, _ in found[5:]) > 5
     assert all(lost == 0 for _, lost in found[5:])
 
 
 def held_until_other_weights_change(ended):
-    """As in an unrolled GAN: it is needed when the second network's weights change, in the step after it."""
+    """As in an unrolled GAN: `held` is needed when the second network's weights change, one step later."""
     first, second = network(), nn.Linear(WIDTH, WIDTH)
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (first, second)]
     for _ in range(6):
@@ -145,7 +145,7 @@ def held_until_other_weights_change(ended):
 
 def test_what_is_needed_when_weights_change_in_the_next_step_stays():
     torch.manual_seed(0)
-    again = []  # how often `second.weight * 2` has run again, after each step
+    again = []  # how often `second.weight * 2` has been recomputed, after each step
     rule = "h_chain(c=e_star,s=.2,next=1,released=alike)"
     with dtrrun.budget(700_000, cost="model", heuristic=rule) as session:
 

@@ -1,4 +1,4 @@
-"""First calls on the native fast path: what is known of them is what Python would have found out."""
+"""First calls on the native fast path: it learns about them what Python would have learned."""
 
 from collections import Counter
 
@@ -157,7 +157,7 @@ def figures(signature):
 
 
 def run(call, *, limit, slow=False, sizes=SIZES):
-    """Return the results, what is known of signatures, the peak, and what went to Python the last time."""
+    """Return the results, the known signatures, the peak, and what went to Python in the last call."""
     with dtrrun.budget(limit, cost="model", over_budget="warn") as session:
         if slow:
             session.slow_path.reasons.add("this test")
@@ -181,7 +181,7 @@ def test_what_is_known_of_first_calls(name, limit):
     results, known, peak, _ = run(CALLS[name], limit=limit)
     others, reference, same_peak, _ = run(CALLS[name], limit=limit, slow=True)
     torch.testing.assert_close(results, others, rtol=0, atol=0, equal_nan=True)
-    assert known == {one: reference[one] for one in known}  # those of views only the slow path has
+    assert known == {one: reference[one] for one in known}  # only the slow path has signatures of views
     assert peak == same_peak or limit == 1
 
 
@@ -219,7 +219,7 @@ def test_parameters_and_state_become_constants_natively():
     found, in_python = pins(slow=False)
     assert found == pins(slow=True)[0]
     assert [pin for pin, *_ in found] == ["parameter"] * 2 + ["running statistics"] * 2 + ["updated in place"]
-    assert in_python["aten.add_"] <= 1  # of the optimizer: the first of its kind
+    assert in_python["aten.add_"] <= 1  # the optimizer's: the first of its kind
     assert in_python["aten.native_batch_norm"] == 1
 
 
@@ -254,14 +254,14 @@ def test_what_no_memory_holds_is_an_error_of_pytorchs(name):
 
 
 def test_a_formula_that_does_not_fit_is_not_used_again():
-    """The first call shows it: what a repetition makes is not of its input's size."""
+    """The first call shows the mismatch: the result of `repeat` does not have the size of its input."""
     with dtrrun.budget("1GB", cost="model") as session:
         make = session.interposer.formula_of
         try:
             session.interposer.formula_of = lambda func: (
                 "elementwise" if "repeat" in str(func) else make(func)
             )
-            for size, times in ((3, 2), (4, 1), (5, 2)):  # it would fit the second one
+            for size, times in ((3, 2), (4, 1), (5, 2)):  # the second one would fit
                 made = torch.ones(size).repeat(times)
         finally:
             del session.interposer.formula_of

@@ -1,4 +1,4 @@
-"""The native graph: its nodes have the attributes of Python's, and its map of versions behaves as a dict."""
+"""The native graph: its nodes have the same attributes as in Python, its map of versions acts as a dict."""
 
 import ctypes
 import gc
@@ -248,7 +248,7 @@ def test_a_long_chain_is_freed_without_a_long_stack(extension, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_loses_its_recipe_is_what_the_model_finds(seed):
-    """At the end of a step, or of a turn of the outer loop."""
+    """It happens at the end of a step, or of an iteration of the outer loop."""
     draw = random.Random(seed)
     carried, mutated = [], []
     with dtrrun.budget(4000, cost="model", over_budget="warn") as session:
@@ -290,7 +290,7 @@ def test_a_trusted_constant_is_no_lost_input():
 
 
 def test_results_have_no_storage_in_python(extension):
-    """PyTorch could not let go of them without the GIL, and the garbage collector would visit them."""
+    """PyTorch could not release these without the GIL, and the garbage collector would visit them."""
 
     def storages():
         return sum(type(one) is torch.UntypedStorage for one in gc.get_objects())
@@ -323,7 +323,7 @@ def test_what_the_program_notes_on_a_storage_stays(extension):
 
 
 def test_a_storage_outlives_its_session(extension):
-    """Its death is nobody's then, or that of a version of the next session, which may have it too."""
+    """Its death concerns no session then, or a version of the next session, which may track it too."""
     x = torch.arange(LARGE / 4)
     with dtrrun.budget(None):
         first, second = x * 2, x * 3
@@ -344,10 +344,10 @@ def test_a_storage_outlives_its_session(extension):
 
 
 def of_another_class(tensor):
-    """Give a tensor's storage a table of virtual functions of its own, as that of a derived class has."""
-    storage = build.load(print).storage_of(tensor)  # for which PyTorch has no object
+    """Give a tensor's storage its own table of virtual functions, as an object of a derived class has."""
+    storage = build.load(print).storage_of(tensor)  # PyTorch has no Python object for it
     first = ctypes.c_void_p.from_address(storage._cdata)
-    words = ctypes.c_void_p * 8  # two before those of virtual functions
+    words = ctypes.c_void_p * 8  # two words precede those of virtual functions
     tables.append(words.from_buffer_copy(words.from_address(first.value - 16)))
     first.value = ctypes.addressof(tables[-1]) + 16
     return tensor
@@ -360,7 +360,7 @@ LARGE = 1 << 16
 
 @pytest.mark.parametrize("of", [torch.clone, of_another_class], ids=["PyTorch's", "another class"])
 def test_storages_of_another_class_are_counted_as_well(extension, of):
-    """A weak reference in Python tells their death, and what concerns them is for Python."""
+    """A weak reference in Python reports their death, and their operators fall back to Python."""
     x = of(torch.arange(LARGE / 4))
     with dtrrun.budget(None, cost="model") as session:
         ledger = session.ledger
@@ -377,7 +377,7 @@ def test_storages_of_another_class_are_counted_as_well(extension, of):
         assert torch.equal(y, torch.arange(LARGE / 4) * 2)
         for _ in range(3):
             y = x * 2
-            x.add_(1)  # a recipe reads what x was
+            x.add_(1)  # a recipe reads the old value of x
         assert torch.equal(x, torch.arange(LARGE / 4) + 4)
         check_accounts(session)
         assert ledger.resident_bytes == 2 * LARGE

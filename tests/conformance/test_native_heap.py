@@ -1,4 +1,4 @@
-"""The native heap: blocks of tensors, free pages that stay or go back, and what others see of it."""
+"""The native heap: blocks of tensors, free pages that are kept or returned, and what others see of it."""
 
 import os
 import random
@@ -19,7 +19,7 @@ MB = 1 << 20
 
 
 def resident_set():
-    """This process's private pages, in bytes."""
+    """Return the size of this process's private pages, in bytes."""
     with open("/proc/self/statm", "rb") as file:
         _, resident, shared, *_ = file.read().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
@@ -43,7 +43,7 @@ def block(nbytes, value=1):
 
 
 def exercise(seed):
-    """Allocate and free blocks of all sizes, each with a content of its own that must not change."""
+    """Allocate and free blocks of all sizes, each with its own content, which must not change."""
     chance = random.Random(seed)
     blocks = []
     for number in range(600):
@@ -89,8 +89,8 @@ def test_threads_share_it(extension, heap):
 
 
 def test_free_pages_serve_the_next_block(extension, heap):
-    """Also one that is larger than each of them."""
-    block(40 * MB)  # of which all of these are parts
+    """They serve even a block that is larger than each of them."""
+    block(40 * MB)  # all blocks below are parts of it
     apart = [block(MB) for _ in range(40)]
     *_, before, _ = extension.heap_figures()
     del apart[10:20]
@@ -131,7 +131,7 @@ def test_after_a_session_all_free_pages_have_gone_back(extension):
     del kept  # what outlives the session is freed all the same
     blocks, free, *_ = extension.heap_figures()
     assert (taken - blocks, free) == (MB, 0)
-    more = block(5 * MB)  # the C library's
+    more = block(5 * MB)  # allocated by the C library
     assert extension.heap_figures()[0] == blocks
     assert more.data_ptr()
 
@@ -142,7 +142,7 @@ def test_what_was_allocated_before_is_freed_as_before(extension):
     taken, *_ = extension.heap_figures()
     before.untyped_storage().resize_(8 * MB)
     assert bool((before == 1).all())
-    assert extension.heap_figures()[0] == taken + 8 * MB  # a storage keeps its allocator, which passes on
+    assert extension.heap_figures()[0] == taken + 8 * MB  # a storage keeps its allocator, which delegates
     del before
     assert extension.heap_figures()[0] == taken
     heap.remove()
@@ -205,7 +205,7 @@ print("done")
 
 
 def test_a_forked_child_can_use_it():
-    """Also if another thread of the parent was in the middle of it."""
+    """It can, even if another thread of the parent was in the middle of using it."""
     run = subprocess.run(
         [sys.executable, "-c", FORKS],
         capture_output=True,
@@ -232,13 +232,13 @@ print(sum(one.sum().item() for one in kept))
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer takes address space of its own"
 )
 def test_address_space_that_is_limited_is_enough():
-    """Where there is none for a segment, the C library's allocator serves."""
+    """If there is none for a segment, the C library's allocator serves."""
     run = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100)
     assert run.stdout == f"{64 * (1 << 18)}.0\n", run.stderr
 
 
 def test_a_session_keeps_its_resident_set_near_the_budget(extension):
-    """Blocks of different sizes are evicted, and leave holes."""
+    """Blocks of different sizes are evicted and leave holes."""
     layers = [(torch.full((600, 600), 0.01), torch.full((600 + 37 * i, 600), 1e-3)) for i in range(12)]
 
     def forward(x):

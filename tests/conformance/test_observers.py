@@ -1,4 +1,4 @@
-"""Observers of operators: what they are told of the fast path, and that it stays as it is."""
+"""Observers of operators: what they are told about the fast path, which stays in use."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("extension")
 
 
 class Told(Observer):
-    """Notes what it is told, and may raise an error when it is told of something."""
+    """Notes what it is told, and may raise an error when told of a certain event."""
 
     def __init__(self):
         self.events, self.calls, self.raises = [], [], None
@@ -41,7 +41,7 @@ class Told(Observer):
 
 
 def steps(session):
-    """Endless ones, of which the first have all kinds of operators."""
+    """Train endlessly; the first steps have all kinds of operators."""
     model = mlp(6)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     while True:
@@ -69,7 +69,7 @@ def test_observed_operators_stay_on_the_fast_path(begin, tmp_path):
         for _ in range(3):
             next(training)
         begin(session, tmp_path)
-        native, python = next(training)  # with the first views that are observed
+        native, python = next(training)  # the first views that are observed
         assert sum(python.values()) < sum(native.values())
         before = sum(native.values()), sum(python.values())
         native, python = next(training)
@@ -98,7 +98,7 @@ def test_decisions_are_those_without_observers(begin, tmp_path):
 
 @pytest.fixture
 def told():
-    """What an observer is told in a session, which knows these operators already."""
+    """A session that knows these operators already, and an observer of it."""
     with dtrrun.budget(200_000, cost="model") as session:
         words, place, x = torch.randn(10, 8), torch.tensor([3]), torch.randn(64, 64)
         observer = Told()
@@ -147,7 +147,7 @@ def test_an_operator_for_which_there_is_no_room(told):
 
 @pytest.mark.parametrize("event", ["admitted", "finished"])
 def test_an_observer_is_interrupted(told, event):
-    """The program gets that, as if it had come within the operator."""
+    """The program gets the interrupt as if it had come within the operator."""
     _, observer, _, _, x = told
     observer.raises = event
     with pytest.raises(KeyboardInterrupt):
@@ -158,7 +158,7 @@ def test_an_observer_is_interrupted(told, event):
 
 
 def test_nothing_is_told_of_an_operator_that_is_over(told):
-    """Nor of its arguments once it has run."""
+    """It cannot ask about the arguments, either, once the operator has run."""
     _, observer, _, _, x = told
     asked = []
     observer.finished = lambda call, outputs: asked.append((call, len(call.results), ask(call, "leaves")))

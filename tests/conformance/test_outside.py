@@ -1,6 +1,6 @@
-"""Storages that are made while no operator is under way keep to the budget, in every way that makes some.
+"""Storages made while no operator is running respect the budget, whichever way they are made.
 
-The count is that of the heap's blocks, which knows nothing of the ledger.
+The bytes are counted in the heap's blocks, independently of the ledger.
 """
 
 import copy
@@ -38,7 +38,7 @@ def numbers():
 
 
 def given(make, use):
-    """A way that begins with something which is made before the session."""
+    """Return a way that starts with something made before the session."""
     return lambda: (lambda value: lambda: use(value))(make())
 
 
@@ -95,13 +95,13 @@ WAYS = {
 
 
 def most_made_by(extension, way, budget_bytes):
-    """The most bytes of blocks while a session has evicted as much as it may, and `way` is done six times."""
+    """Return the peak bytes of blocks while a session evicts all it may and `way` is done six times."""
     make = way()
     with dtrrun.budget(budget_bytes) as session:
         base = torch.ones(COUNT)
-        kept = [base + i for i in range(5)]  # can be evicted
+        kept = [base + i for i in range(5)]  # these can be evicted
         gc.collect()
-        others = extension.heap_figures()[0] - 6 * NBYTES  # of the test run
+        others = extension.heap_figures()[0] - 6 * NBYTES  # blocks of the test run itself
         extension.heap_most()
         made = []
         refused = False
@@ -114,7 +114,7 @@ def most_made_by(extension, way, budget_bytes):
         assert session.report()["over_budget"] == 0
         most = extension.heap_most() - others
         del made
-        if refused:  # what was made is free again
+        if refused:  # what was made has been freed
             assert torch.zeros(COUNT).sum() == 0
     assert bits([kept]) == bits([[base + i for i in range(5)]])
     return most, refused
@@ -138,7 +138,7 @@ def test_the_error_says_what_takes_the_memory():
 
 
 def test_an_optimizer_s_state_is_copied_inside_the_budget(extension):
-    """As trainers do at a checkpoint."""
+    """Trainers do this at a checkpoint."""
     gc.collect()
     net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(10)])
     optimizer = torch.optim.Adam(net.parameters())
@@ -161,7 +161,7 @@ def test_shared_memory_has_room_before_it_is_made():
         kept = [base + 1, base + 2, base + 3]
         torch.UntypedStorage._new_shared(2 * NBYTES)
         assert session.report()["evicted_bytes"] == 2 * NBYTES
-        kept[2].share_memory_()  # both at once
+        kept[2].share_memory_()  # takes the old and the new memory at once
         assert session.report()["evicted_bytes"] == 2 * NBYTES
         with pytest.raises(torch.OutOfMemoryError):
             torch.UntypedStorage._new_shared(4 * NBYTES)

@@ -1,4 +1,4 @@
-"""What the simulator predicts of our own runtime is what it does: counts, peak and clock of each step."""
+"""What the simulator predicts of the runtime is what it does: counts, peak and clock of each step."""
 
 import copy
 import io
@@ -32,7 +32,7 @@ class Counts(NamedTuple):
 
 
 def steps_of(program, budget, *, begin=1, prepare=None, **options):
-    """Run it live; the counts of each step. `begin`: the step from which on the budget holds."""
+    """Run it live; return the counts of each step. `begin`: the step from which on the budget holds."""
     torch.manual_seed(3)
     found = []
     with dtrrun.budget(budget if begin == 1 else AMPLE, **{"cost": "model"} | options) as session:
@@ -61,7 +61,7 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
         handle = register_optimizer_step_post_hook(stepped)
         try:
             program()
-        except (dtrrun.BudgetError, AssertionError):  # the latter where a `pytest.raises` has met it
+        except (dtrrun.BudgetError, AssertionError):  # the latter if a `pytest.raises` has met it
             assert session.error is not None
             found.append("oom")
         finally:
@@ -97,7 +97,7 @@ def plain_mlp():
 
 
 def loaded_weights():
-    """In memory that PyTorch does not own: met as it is made, and trusted when it is read as a parameter."""
+    """Memory that PyTorch does not own: tracked when made, and trusted when it is read as a parameter."""
     model = mlp()
     for module in model[::2]:
         array = module.weight.detach().numpy().copy()
@@ -115,7 +115,7 @@ def in_place_and_dropout():
 
 
 def views_and_several_outputs():
-    """Also: a chain that is released and kept, an escape, state of our own that is updated in place."""
+    """Also has a chain that is released and kept, an escape, and own state that is updated in place."""
     weight = nn.Parameter(torch.randn(32, 32) / 6)
     optimizer = torch.optim.RMSprop([weight], 1e-3, foreach=True)
     average = torch.zeros(32)
@@ -204,7 +204,7 @@ def checkpoints_on_the_way():
 
 
 def held_over_steps():
-    """The graphs of evaluations, which take more than their weights. Other code writes to these, too."""
+    """Graphs of evaluations that take more than their weights, to which other code writes, too."""
     model = mlp(4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(STEPS):
@@ -248,14 +248,14 @@ def test_a_run_under_a_budget_is_predicted(program, tmp_path: Path):
 
 
 def test_steps_with_checkpoints_are_recorded(tmp_path: Path):
-    """A copy of a storage is an operator over a tensor whose own memory dies within the next one."""
+    """A copy of a storage is an operator over a tensor whose own memory dies within the next operator."""
     log = recorded(checkpoints_on_the_way, tmp_path / "log", 1, STEPS)
     live = steps_of(checkpoints_on_the_way, AMPLE)
     assert [step.peak_bytes for step in predicted(log, AMPLE)] == [step.peak_bytes for step in live]
 
 
 def operators_of_many_kinds():
-    """Each of them more often than once, since a first call is no matter of the fast path."""
+    """Each of them runs more than once, since the fast path does not handle a first call."""
     weight = nn.Parameter(torch.randn(8, 8))
     words, normal = nn.Embedding(20, 8), nn.BatchNorm1d(8)
     optimizer = torch.optim.Adam([weight, *words.parameters(), *normal.parameters()], foreach=True)
@@ -268,7 +268,7 @@ def operators_of_many_kinds():
             torch._foreach_mul_(parts[:2], parts[2:])
             torch._foreach_neg_([x[place], ones[place]])
             if place == 1:
-                x.to_sparse().to_dense()  # from here on, other code has it
+                x.to_sparse().to_dense()  # from here on, other code has access to it
             torch.empty(8, 8).t().copy_(x).mul_(ones[:, :1])
             torch.zeros(1, 8, 8).expand(1, 8, 8).clone().baddbmm_(x[None], ones[None])
             x[torch.tensor([0, place])] + x[:, torch.tensor([1])].t()
@@ -285,7 +285,7 @@ def operators_of_many_kinds():
 
 
 def lines_of(program, path, why=None):
-    """The log of all steps. why: a reason for the slow path."""
+    """Return the log of all steps. why: a reason for the slow path."""
 
     def prepare(session):
         if why is not None:
@@ -293,7 +293,7 @@ def lines_of(program, path, why=None):
 
     steps_of(program, None, prepare=prepare, log=str(path), log_first=1, log_last=STEPS)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:  # which views a run has on the fast path
+    for line in lines:  # depends on which views a run has on the fast path
         line.get("DTRRUN", {}).pop("short", None)
     return lines
 
@@ -320,7 +320,7 @@ def test_a_step_alone_is_predicted_as_if_the_budget_began_with_it(program, tmp_p
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_measured_costs_that_are_known_make_a_run_what_was_predicted(program, tmp_path: Path):
-    """From the first step on, and every time."""
+    """This holds from the first step on, and every time."""
     log = recorded(program, tmp_path / "log", 1, STEPS, cost="measured")
     costs = costs_of(log)
     log = settled(log, costs)
@@ -347,7 +347,7 @@ def test_other_heuristics_and_over_budget(heuristic, tmp_path: Path):
 
 
 def watched(program):
-    """All of its steps, as a run watches them."""
+    """Return all of its steps, as a run watches them."""
     steps = []
 
     def prepare(session):

@@ -1,4 +1,4 @@
-"""How much is recomputed: not more than the recipes of what is evicted."""
+"""How much is recomputed: no more than the recipes of what is evicted."""
 
 import weakref
 
@@ -27,7 +27,7 @@ def ladder(x, rungs):
 def test_a_replay_runs_nothing_twice_as_long_as_memory_suffices():
     foot = tensor()
     expected = ladder(foot, 12)
-    # What was used last is evicted first, so that whatever a replay does not protect is lost at once.
+    # What was used last is evicted first, so anything that a replay does not protect is lost at once.
     with dtrrun.budget(64 * MIB, heuristic="programs:most_recent") as session:
         top = ladder(foot, 12)
         session.set_budget(MIB)  # as much as is pinned
@@ -59,7 +59,7 @@ def test_dear_inputs_of_a_cheap_evicted_storage_outlive_their_release():
 
 @pytest.mark.parametrize("both", [False, True])
 def test_dear_inputs_are_found_through_what_has_been_released(both):
-    """Unless they are evicted themselves."""
+    """They are found unless they are evicted themselves."""
     a, b, rest = tensor(), tensor(), tensor()
     expected = rest - 0.5 * (a @ b)
     with dtrrun.budget(64 * MIB, cost="model") as session:
@@ -80,7 +80,7 @@ def test_dear_inputs_are_found_through_what_has_been_released(both):
 
 
 def conjugate_gradients():
-    """A graph of gradients that each iteration reads, and vectors that each makes from the last."""
+    """Make a graph of gradients that each iteration reads, and vectors derived from the previous ones."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(*[m for _ in range(4) for m in (torch.nn.Linear(64, 64), torch.nn.Tanh())])
     parameters, x = list(net.parameters()), torch.randn(256, 64)
@@ -106,7 +106,7 @@ def conjugate_gradients():
 
 
 def test_conjugate_gradients_do_not_recompute_earlier_iterations():
-    """What an iteration makes is cheap to have from the last product, and dear once that is released."""
+    """An iteration's results are cheap while the last product exists, and expensive once it is released."""
     expected = plain(conjugate_gradients)
     _, counted = run_inside(conjugate_gradients, None, cost="model")
     for share, most in ((0.75, 200), (0.7, 400)):
@@ -118,7 +118,7 @@ def test_conjugate_gradients_do_not_recompute_earlier_iterations():
 
 
 def test_what_was_dear_to_bring_back_is_known_to_be():
-    """All that it is computed from had gone, which its recipe alone does not tell."""
+    """All its inputs had been evicted, which its recipe alone does not show."""
     foot = tensor()
     expected = ladder(foot, 3)
     with dtrrun.budget(64 * MIB, cost="model", heuristic="programs:most_recent") as session:
@@ -131,11 +131,11 @@ def test_what_was_dear_to_bring_back_is_known_to_be():
         assert torch.equal(top, expected)
         reading = session.ledger.clock - before - version.cost
         assert version.cost > 10 * own
-        assert 0 <= reading < own  # the comparison itself
+        assert 0 <= reading < own  # the cost of the comparison itself
 
 
 def test_a_perceptron_trains_in_two_fifths_of_its_peak():
-    """A gradient on its way back is cheap to have from the one before, and dear once that is gone."""
+    """A gradient in the backward pass is cheap while the previous one exists, and expensive afterwards."""
 
     def program():
         model = torch.nn.Sequential(
@@ -215,7 +215,7 @@ def test_what_was_recomputed_beside_the_target_is_kept_to_a_share():
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_outputs_that_are_there_are_left_alone(calls):
-    """Of the first call, which is Python's, and of a later one."""
+    """This holds for the first call, handled in Python, and for a later one."""
     foot = tensor()
     expected = foot.sort(1)
     with dtrrun.budget(64 * MIB) as session:
@@ -237,7 +237,7 @@ def test_an_operation_with_two_results_runs_once_for_what_needs_them(needed):
         for _ in range(3):
             values, indices = foot.sort(1)
             made = values.gather(1, indices) if needed == "both" else values * 2
-            other = indices + 1  # so that its recipe has both
+            other = indices + 1  # so that its recipe has both outputs
             del values, indices
         evict_all(session, [made, other])
         assert torch.equal(made, expected)
@@ -308,7 +308,7 @@ def test_what_a_replay_makes_in_vain_is_part_of_the_peak():
         evict_all(session, [made])
         session.ledger.peak_bytes = session.ledger.step_peak_bytes = 0
         made.view(-1)
-        assert session.ledger.peak_bytes == 4 * MIB  # with the indices
+        assert session.ledger.peak_bytes == 4 * MIB  # including the indices
 
 
 def test_a_replay_that_makes_other_bytes_gives_them_to_nobody():
@@ -347,7 +347,7 @@ def test_the_fast_path_keeps_to_the_budget():
 
 
 def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
-    """As when another thread lets go of it."""
+    """This happens when another thread drops it."""
     x = tensor()
     use_python_replays(monkeypatch)
     with dtrrun.budget(None) as session:
@@ -371,7 +371,7 @@ def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
 
 @pytest.mark.parametrize("recorded", ["on the fast path", "in Python"])
 def test_what_a_cycle_alone_holds_may_go_while_room_is_made_for_its_reader(recorded):
-    """The collector runs before a budget is found to be too small, and may take such an input."""
+    """The collector runs before a budget is found to be too small, and may free such an input."""
     a, others = torch.arange(250_000.0), [torch.ones(250_000) for _ in range(2)]
     expected = (a * 2).sin().sum()
     with dtrrun.budget(4_300_000) as session:

@@ -1,4 +1,4 @@
-"""Where the system refuses memory that the budget has room for (`ulimit -d`), others are evicted for it."""
+"""If the system refuses memory within the budget (`ulimit -d`), other tensors are evicted to make room."""
 
 import os
 import subprocess

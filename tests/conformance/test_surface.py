@@ -32,11 +32,11 @@ ORIGINALS = [inspect.getattr_static(owner, name, None) for owner, name in PLACES
 
 
 ATTRIBUTES_OF_OBJECTS = ("saved_tensors", "__cuda_array_interface__")
-"""No functions: nothing but their place is asked for."""
+"""Not functions: only their place is checked."""
 
 
 def told(function, *args):
-    """What a call returns, or the kind of error that it ends in."""
+    """Return what a call returns, or the type of the error that it raises."""
     try:
         return function(*args)
     except Exception as error:
@@ -73,7 +73,7 @@ CACHES = [
 
 
 def answers():
-    """To each question, by place and question."""
+    """Return the answer to each question about each place, by name and question."""
     return {
         (name, question): told(ask, function)
         for (owner, attribute), name in zip(PLACES, NAMES, strict=True)
@@ -85,7 +85,7 @@ def answers():
 
 @pytest.fixture
 def own_tables():
-    """PyTorch enters some builtins of TorchScript only when it is imported."""
+    """PyTorch adds some builtins to TorchScript's table only when it is imported."""
     table = _builtins._get_builtin_table()
     yield
     _builtins._builtin_table = table
@@ -101,7 +101,7 @@ def differences(expected, found):
     return {
         key: (old, found[key])
         for key, old in expected.items()
-        # To be pickled where the original cannot (pybind's functions) is no harm.
+        # Being picklable where the original is not (pybind's functions) does no harm.
         if found[key] != old and (key[1], found[key]) != ("pickle", True)
     }
 
@@ -126,7 +126,7 @@ def test_tables_that_are_filled_before_during_or_after_the_session(filled):
 def test_everything_is_the_original_object_again():
     for budget in (None, 1):
         with dtrrun.budget(budget, over_budget="warn"):
-            # With PyTorch's compiler, once that has been imported.
+            # Including those of PyTorch's compiler, once it has been imported.
             assert [place for place in patches.installed() if place in PLACES] == PLACES
         assert patches.installed() == []
         for (owner, name), original in zip(PLACES, ORIGINALS, strict=True):
@@ -134,7 +134,7 @@ def test_everything_is_the_original_object_again():
 
 
 def test_what_was_found_in_a_session_is_the_same_to_a_table():
-    """A program's own, which it may fill from the functions that it finds when it is imported."""
+    """A program may fill its own table from the functions that it finds when it is imported."""
     places = [
         (owner, name)
         for owner, name in PLACES
@@ -160,7 +160,7 @@ PUBLIC = [
 
 @pytest.mark.parametrize("protocol", [2, 5])
 def test_functions_are_pickled_by_name(protocol):
-    """Found before the session or inside, read again inside or after."""
+    """They may be found before the session or inside it, and read again inside it or after."""
     functions = [getattr(owner, name) for owner, names in PUBLIC for name in names]
     with dtrrun.budget(None):
         found = [getattr(owner, name) for owner, names in PUBLIC for name in names]
@@ -172,7 +172,7 @@ def test_functions_are_pickled_by_name(protocol):
     assert pickle.loads(text) == functions
 
 
-# -- who patches the same ------------------------------------------------------------------------------------
+# -- others that patch the same functions --------------------------------------------------------------------
 
 
 class Owner:
@@ -180,7 +180,7 @@ class Owner:
         """Doc."""
         return [self.__class__.__name__, one, two]
 
-    length = list.__len__  # C
+    length = list.__len__  # implemented in C
 
 
 class Inner(Owner):
@@ -216,7 +216,7 @@ def test_two_patches_of_one_function(owner, name, call, result, first):
     assert vars(owner)[name] is original
     assert not hasattr(original, "__wrapped__")
     if name == "length":
-        assert kept([1]) == 1  # whoever keeps it has the original
+        assert kept([1]) == 1  # anyone who keeps it has the original
     assert patches.installed() == []
 
 
@@ -284,14 +284,14 @@ def test_device_contexts(way, filled):
 
 
 def evicted(step=0):
-    """A tensor that is evicted under stress by the time it is returned."""
+    """Return a tensor that under stress is already evicted."""
     x = torch.sin(torch.randn(16, 32) + step)
     torch.cos(torch.randn(16, 32))
     return x
 
 
 def number(kind=float):
-    """One element, evicted too."""
+    """Return a one-element tensor that is evicted, too."""
     one = (evicted().sum() * 3).to(torch.long) % 3 if kind is int else evicted().sum()
     torch.cos(torch.randn(16, 32))
     return one if kind is not complex else torch.complex(one, one) * 2
@@ -403,7 +403,7 @@ def lengths():
 
 
 def script_anew(made):
-    """PyTorch keeps what it has compiled of a function or a module's class."""
+    """Script it anew: PyTorch keeps what it has compiled of a function or a module's class."""
     _state._jit_caching_layer.clear()
     _state._jit_function_overload_caching.clear()
     _state._clear_class_state()
@@ -542,7 +542,7 @@ def test_function_modes_hear_what_they_hear_without_us(case):
 
 
 class Text(torch.Tensor):
-    """Whatever is asked of it, the answer is no tensor."""
+    """Answers whatever it is asked with something that is not a tensor."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):

@@ -1,6 +1,6 @@
-"""Tracebacks show the program, as they do without a budget: none of our frames, and the sentence last.
+"""Tracebacks show the program, as without a budget: none of dtrrun's frames, and the sentence last.
 
-What a program catches is compared with what it catches without us, frame by frame; what it does not catch is
+What a program catches is compared with what it catches without dtrrun, frame by frame; what it does not catch
 read from the output of a command.
 """
 
@@ -115,7 +115,7 @@ def caught(program):
 
 
 def frames(error):
-    """File and function of each frame, in the error and in those that it was raised from."""
+    """Return file and function of each frame, in the error and in those that it was raised from."""
     found = []
     while error is not None:
         found.append([(entry.filename, entry.name) for entry in traceback.extract_tb(error.__traceback__)])
@@ -170,7 +170,7 @@ def escaping():
 
 
 def replaying():
-    """What is needed does not fit together: replays fail, and are tried in other ways first."""
+    """Need more than fits at once: replays fail, and are tried in other ways first."""
     kept = [torch.ones(100, 100) * 2 for _ in range(4)]
     sums = [torch.cat([one, one]) for one in kept]
     return torch.cat(sums)
@@ -182,7 +182,7 @@ def test_a_budget_error_ends_in_the_program(program, way):
     with dtrrun.budget(100_000):
         error = way(program)
     assert isinstance(error, dtrrun.BudgetError)
-    (shown,) = frames(error)  # it was raised while nothing else was handled
+    (shown,) = frames(error)  # it was raised while no other exception was being handled
     assert not any(filename.startswith(PACKAGE) for filename, _ in shown)
     assert len(shown) <= (6 if program is backwards else 3)
     text = traceback.format_exception(error)

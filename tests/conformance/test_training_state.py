@@ -47,7 +47,7 @@ def watching(folder, *hold):
 
 
 def written(folder):
-    """What concerns the network here: other tests may have left modules behind."""
+    """Return the digests of the network here: other tests may have left modules behind."""
     [path] = folder.glob("*.state")
     assert path.stat().st_mode & 0o77 == 0
     state = json.loads(path.read_text())
@@ -127,7 +127,7 @@ def test_digests_tell_types_shapes_and_bits_apart():
 
 
 def test_the_generators_of_gpus_count_too(folders, monkeypatch):
-    """On a GPU most random numbers are drawn there; its generators are asked once CUDA is in use."""
+    """A GPU program draws most random numbers there; its generators are read once CUDA is in use."""
     drawn = torch.zeros(16, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -1,4 +1,4 @@
-"""Operators that arrive with the arguments of their callers, by kernels of their own type."""
+"""Operators that arrive with their callers' arguments, through kernels of their own type."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def fill(*size, dtype=torch.float32):
 X, Y, V, INDEX = fill(4, 6), fill(4, 6) * 3, fill(6), torch.tensor([[2, 0, 1], [1, 1, 0]])
 LIKE = {"dtype": torch.float64, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
 
-# By the name of the operator in C++: its overload and arguments. What an operator writes to is copied first.
+# By the operator's name in C++: its overload and arguments. What an operator writes to is copied first.
 CALLS = {
     "relu": (ATEN.relu.default, X),
     "relu_": (ATEN.relu_.default, X),
@@ -93,7 +93,7 @@ CALLS = {
 
 
 def call(name):
-    """What an operator returns for new tensors, and what it has written to."""
+    """Return what an operator returns for new tensors, and what it has written to."""
     op, *given = CALLS[name]
     named = dict(given.pop()) if isinstance(given[-1], dict) else {}
     if "generator" in named:
@@ -115,7 +115,7 @@ def test_each_example_arrives_by_a_kernel():
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
 def test_a_kernel_for_each_type_computes_the_same_bits(slow, verify):
-    """On the fast path and in Python, also when its results are recomputed."""
+    """They do on the fast path and in Python, and also when results are recomputed."""
 
     def program():
         return {name: [call(name) for _ in range(3)] for name in CALLS}

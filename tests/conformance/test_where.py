@@ -1,4 +1,4 @@
-"""`--where`: recomputed operators are told by module and line; without it nothing is hooked."""
+"""`--where` attributes recomputed operators to module and line; without it nothing is hooked."""
 
 import inspect
 import threading

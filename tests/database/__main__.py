@@ -59,7 +59,7 @@ def main() -> int:
 def chosen(
     names: list[str], share: float, seed: int, kinds: tuple[str, ...] = KINDS
 ) -> list[tuple[str, str]]:
-    """Units (kind, name) in random order, so that long ones do not come together."""
+    """Return units (kind, name) in random order, so that long ones are not adjacent."""
     units = [
         (kind, name)
         for kind in kinds
@@ -83,7 +83,7 @@ def line(results: list[Result]) -> str:
 
 
 def write_docs(results: list[Result]) -> None:
-    """The line, and what was pinned by which rule, between the marks in docs/compatibility.md."""
+    """Write the line, and what was pinned by which rule, between the marks in docs/compatibility.md."""
     by_rule: dict[str, set[str]] = {}
     for result in results:
         if result["status"] == PINNED:
@@ -105,7 +105,7 @@ def write_docs(results: list[Result]) -> None:
 
 
 def line_of_contexts(results: list[Result]) -> str:
-    """How many programs, by what came of each, and not by the worst of each unit."""
+    """Return a line that counts programs by their own result, not by the worst of each unit."""
     counts: Counter[str] = Counter()
     for result in results:
         counts.update(result["cases"])
@@ -118,7 +118,7 @@ def line_of_contexts(results: list[Result]) -> str:
 
 
 def write_contexts(results: list[Result]) -> None:
-    """The line, and which operators differ in which contexts, in docs/compatibility.md."""
+    """Write the line, and which operators differ in which contexts, to docs/compatibility.md."""
     where: dict[str, set[str]] = {}
     for result in results:
         if result["status"] in (FAILED, CRASHED):

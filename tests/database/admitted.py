@@ -1,4 +1,4 @@
-"""Finds operators that write to what their schema does not say they write to."""
+"""Finds operators that write to arguments that their schema does not declare as written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRATCH = {("aten::mkldnn_rnn_layer_backward", 22)}
 
 
 class Watch(TorchDispatchMode):
-    """Compares every operator's inputs with copies from before it."""
+    """Compares every operator's inputs with copies made before it."""
 
     supports_higher_order_operators = True
 
@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):
 
 
 def _unwritten(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[int | str, torch.Tensor]]:
-    """The tensors that the operator, as the runtime knows it, does not write to, directly or as an alias."""
+    """Yield the tensors that the runtime thinks the operator does not write to, directly or as an alias."""
     operator = operator_of(func)
     if operator.reshapes_storage or operator.view:
         return
@@ -75,6 +75,6 @@ def _bytes(tensor: torch.Tensor) -> list[int]:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """Every operator inside is watched; gives the list of what was found."""
+    """Watch every operator inside; yield the list of findings."""
     with Watch() as watch:
         yield watch.unadmitted

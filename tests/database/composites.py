@@ -1,4 +1,4 @@
-"""Functions made of several operators that PyTorch's operator database lacks, or has in few forms only."""
+"""Functions made of several operators that PyTorch's operator database lacks, or has in few forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 Made = tuple[Callable[..., Any], list[torch.Tensor]]
-"""A function, and the tensors that it takes; modules bring their parameters themselves."""
+"""A function, and the tensors that it takes; modules have their own parameters."""
 
 
 def _float(*sizes: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def _packed(x: torch.Tensor, lstm: nn.Module) -> Any:
 
 
 def _drawn(function: Callable[..., Any], *args: Any) -> Any:
-    """Draw twice from a generator that is given by position: the second draw shows whether it advanced."""
+    """Draw twice from a generator passed by position: the second draw shows whether it advanced."""
     generator = torch.Generator().manual_seed(3)
     first = function(*args, generator)
     return [first, function(*args, generator), generator.get_state()]
@@ -176,7 +176,7 @@ COMPOSITES: dict[str, Callable[[], Made]] = {
     "scalars": lambda: _of(_scalars, (4, 5)),
     "indices": lambda: _of(_indices, (4, 5)),
 }
-"""By name, what makes the function and its inputs anew."""
+"""By name, a function that makes the function and its inputs anew."""
 
 
 def _bernoulli(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -184,7 +184,7 @@ def _bernoulli(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _factories(x: torch.Tensor) -> Any:
-    """What takes its dtype and device from the program's defaults."""
+    """Make tensors that take their dtype and device from the program's defaults."""
     made = [
         *(torch.ones(3), torch.zeros(3), torch.arange(5.0), torch.arange(5) / 3, torch.linspace(0, 1, 5)),
         *(torch.rand(4), torch.randn(4), torch.full((3,), 0.3), torch.eye(3), torch.scalar_tensor(0.1)),
@@ -196,7 +196,7 @@ def _factories(x: torch.Tensor) -> Any:
 
 
 def _scalars(x: torch.Tensor) -> Any:
-    """Python numbers, and tensors without dimensions, take part in type promotion."""
+    """Use Python numbers, and tensors without dimensions, in type promotion."""
     whole = torch.arange(4, device="cpu")
     return [
         x * 0.1,

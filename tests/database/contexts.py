@@ -1,4 +1,4 @@
-"""What a program can have set around its operators, and a covering choice of the combinations."""
+"""What a program may have set around its operators, and a covering choice of the combinations."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ VARIANT = ("", "in place", "out=")
 
 
 class Context(NamedTuple):
-    """One combination. The defaults are a program that sets nothing.
+    """One combination. The defaults are those of a program that sets nothing.
 
-    `grad` says where the backward pass runs: inside of the context, or after its end, as the documentation of
+    `grad` says where the backward pass runs: inside the context, or after its end, as the documentation of
     autocast recommends. `inputs` is the sample's dtype and `variant` the operator's form: neither is set by a
-    program around an operator, but both decide what a context changes.
+    program around an operator, but both determine what a context changes.
     """
 
     grad: str = GRAD[0]
@@ -44,7 +44,7 @@ class Context(NamedTuple):
         return ", ".join(told).replace("torch.", "") or "nothing set"
 
     def changed(self) -> dict[str, Any]:
-        """What differs from a program that sets nothing."""
+        """Return what differs from a program that sets nothing."""
         plain = self._field_defaults
         return {name: value for name, value in self._asdict().items() if value != plain[name]}
 
@@ -53,12 +53,12 @@ LEVELS = (GRAD, AUTOCAST, DEFAULT_DTYPE, DEVICE, USER_MODE, DETERMINISTIC, INPUT
 """The values of each field of `Context`, in order."""
 
 NOT_TOGETHER = {("device", "meta"): ("variant", "out=")}
-"""`out=` needs a result to begin with, which an operator on the other device refuses to make."""
+"""`out=` needs an initial result, which an operator on the other device refuses to make."""
 
 
 @cache
 def covering() -> tuple[Context, ...]:
-    """Autocast × grad mode in full, each other setting alone, and each pair of settings at least once."""
+    """Return autocast × grad mode in full, each other setting alone, and each pair at least once."""
     rows = [Context(grad, autocast) for grad, autocast in product(GRAD, AUTOCAST)]
     rows += [
         Context()._replace(**{name: value})
@@ -90,7 +90,7 @@ def _has(row: Context, pair: Pair) -> bool:
 
 
 def _next_row(missing: list[Pair]) -> Context:
-    """Begins with a missing pair; each further field takes the value that covers most of the others."""
+    """Start with a missing pair; each further field takes the value that covers most of the others."""
     chosen = dict(missing[0])
     for name, values in zip(Context._fields, LEVELS, strict=True):
         if name not in chosen:
@@ -131,7 +131,7 @@ class Rounding(TorchDispatchMode):
             and type(result) is torch.Tensor
             and result.layout == torch.strided
             and result.is_floating_point()
-            and not result._is_zerotensor()  # has no memory, and in here kernels read it all the same
+            and not result._is_zerotensor()  # has no memory, but kernels called in here would read it
         ):
             return torch.round(result * 64) / 64
         return result
@@ -154,7 +154,7 @@ MODES = {"dispatch": Rounding, "function": Listening}
 
 @contextmanager
 def around(context: Context) -> Iterator[None]:
-    """What a program sets before the session begins."""
+    """Set what a program sets before the session begins."""
     kind, _, where = context.user_mode.partition(" ")
     with ExitStack() as stack:
         if where == "outside":
@@ -164,7 +164,7 @@ def around(context: Context) -> Iterator[None]:
 
 @contextmanager
 def within(context: Context) -> Iterator[list[str]]:
-    """What it sets inside of the session; gives what its own mode has seen there."""
+    """Set what it sets inside the session; yield what its own mode sees there."""
     kind, _, where = context.user_mode.partition(" ")
     before = torch.get_default_dtype(), _determinism()
     with ExitStack() as stack:

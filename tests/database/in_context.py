@@ -37,12 +37,12 @@ from tests.database.operators import (
 from tests.database.replicas import Replicas, tensors
 
 DEFAULTS_OF_CONTEXT = ("dtype", "device")
-"""What samples of factories name, and a program in a context does not."""
+"""What samples of factories specify, and a program in a context does not."""
 
 
 COUNTED = Way("counted", budget_bytes=None)
 EVICTED = (Way("fast path"), Way("slow path", slow=True))
-"""With everything evicted at every moment: each program by one of these, in turn."""
+"""Everything is evicted at every moment: programs alternate between these."""
 
 
 def names() -> list[str]:
@@ -84,7 +84,7 @@ def cases(name: str) -> Iterator[InContext]:
 
 
 def _small(given: list[tuple[int, Any]]) -> list[Any]:
-    """The samples with fewer elements than others: contexts do not depend on sizes."""
+    """Return the samples with the fewest elements: contexts do not depend on sizes."""
     return sorted((sample for _, sample in given), key=_elements)[: (len(given) + 1) // 2 + 1]
 
 
@@ -93,7 +93,7 @@ def _elements(sample: Any) -> int:
 
 
 def _operator(info: Any, context: Context, given: list[Any] | None, turn: int) -> Program | None:
-    """The operator's variant on one of its samples, if there are any; each context takes the next one."""
+    """Return the operator's variant on one of its samples, if any; each context takes the next sample."""
     function = info.inplace_variant if context.variant == "in place" else info.op
     if not given or function is None or (context.variant == "out=" and not info.supports_out):
         return None
@@ -101,7 +101,7 @@ def _operator(info: Any, context: Context, given: list[Any] | None, turn: int) -
 
 
 def judge(case: InContext) -> Verdict:
-    """Compare a plain run in the context with one by each of the ways."""
+    """Compare a plain run in the context with one in each of the ways."""
     program, context = case.program, case.context
     verdict = Verdict()
     with around(context):
@@ -127,7 +127,7 @@ def _call(function: Any, sample: Any, context: Context, probe: Probe) -> Any:
     in_place, out = context.variant == "in place", context.variant == "out="
     copies = Replicas(inner=in_place)
     first, args, kwargs = arguments(copies, sample)
-    if out:  # has no gradients
+    if out:  # does not support gradients
         copies.leaves = [leaf.requires_grad_(False) for leaf in copies.leaves]
     if not tensors([first, args, kwargs]):
         kwargs = {name: value for name, value in kwargs.items() if name not in DEFAULTS_OF_CONTEXT}

@@ -11,11 +11,11 @@ from tests.database.in_context import InContext
 judge = in_context.judge
 
 EACH = 200
-"""One of so many operators."""
+"""One out of this many operators."""
 
 MAIN = {"grad", "autocast"}
 LEFT_OUT = {("backward after", False), ("backward after", True), ("no_grad", True)}
-"""Of the composites' contexts, those that differ little from the others."""
+"""Contexts of composites that differ little from the others."""
 
 
 def names() -> list[str]:

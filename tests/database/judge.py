@@ -1,4 +1,4 @@
-"""Runs one program plain and under dtrrun, with everything evicted that can be, and says what came of it."""
+"""Runs one program plain and under dtrrun, with everything evicted that can be, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PINS = {
 
 
 class Way(NamedTuple):
-    """How a session runs: in which budget, how storages are restored, and whether each is compared."""
+    """How a session runs: in which budget, and on which path."""
 
     name: str
     budget_bytes: int | None = 1
@@ -47,7 +47,7 @@ WAYS = (Way("slow path", slow=True), Way("fast path"))
 
 @dataclass
 class Verdict:
-    """What came of one program: the status, why, and how many storages were evicted."""
+    """The outcome of one program: the status, why, and how many storages were evicted."""
 
     status: str = EQUAL
     reasons: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class Probe:
-    """Given to a program, which calls it between its parts; looks at what it leaves behind."""
+    """Passed to a program, which calls it between its parts; inspects what they leave behind."""
 
     def __init__(self, session: Any = None) -> None:
         self.session = session
@@ -65,7 +65,7 @@ class Probe:
 
     def __call__(self, *results: Any) -> None:
         """Evict everything that can be, and note which of `results` stayed, and why."""
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # a program's own mode is not to see this
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # a program's own mode must not see this
             torch.ones(1).add(1)
             if self.session is None:
                 return
@@ -83,7 +83,7 @@ class Probe:
             return
         record = self.session.ledger.version_of(found)
         if record is None or not record.nbytes:
-            return  # the storage was not made or seen by an operator; or there is nothing in it
+            return  # no operator has made or seen the storage, or it is empty
         if not record.resident:
             self.evicted += 1
         elif tensor.is_nested or tensor.is_quantized:
@@ -97,19 +97,19 @@ class Probe:
 
 
 RAISED = "raised"
-AGAIN = 100  # plain runs, where a difference was found
+AGAIN = 100  # plain runs after a difference was found
 
 Program = Callable[[Probe], Any]
 
 
 def plain(program: Program) -> list[Any]:
-    """The bits of a run without a session."""
+    """Return the bits of a run without a session."""
     _scramble()
     return attempt(program, Probe())[1]
 
 
 def attempt(program: Program, probe: Probe) -> tuple[Any, list[Any]]:
-    """The result of a fresh run and its bits; an exception is a result, too."""
+    """Return the result of a fresh run and its bits; an exception is a result, too."""
     torch.manual_seed(7)
     try:
         result = program(probe)
@@ -126,7 +126,7 @@ def _told(error: Exception) -> list[str]:
 
 
 def _scramble() -> None:
-    """Leave other bytes in free memory than last time: who reads memory that he has not written differs."""
+    """Fill free memory with other bytes than last time: reads of uninitialised memory then differ."""
     blocks = [
         torch.frombuffer(bytearray(_noise.randbytes(_noise.choice(SIZES))), dtype=torch.uint8).clone()
         for _ in range(_noise.randrange(1, 60))
@@ -173,21 +173,21 @@ def judge(case: Any) -> Verdict:
 
 
 def always_repeats(program: Program, expected: list[Any]) -> bool:
-    """Whether it does not only seem so, since two plain runs were the same by chance."""
+    """Return whether plain runs always agree, since two could have agreed by chance."""
     return not any(difference(expected, plain(program)) for _ in range(AGAIN))
 
 
 def raised(found: list[Any]) -> str:
-    """What a run ended with, if it did; else nothing."""
+    """Return the exception that a run ended with, as text; empty if none."""
     return f" {' '.join(found[1:3])}" if found[0] == repr(RAISED) else ""
 
 
 def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]]:
-    """A program's bits in a session, which must be the same after its end; what was looked at; the report."""
+    """Return a program's bits in a session, unchanged after its end; the probe; and the report."""
     _scramble()
     with budget(way.budget_bytes, "cpu", slow=way.slow, over_budget="warn", verify=True) as session:
         session._native.spoil_evicted(True)
-        # A program that trains: else all gradients would stay in memory, and none be recomputed.
+        # Marks the program as training: otherwise all gradients would stay in memory, and none be recomputed.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)])
         probe = Probe(session)
         result, found = attempt(program, probe)

@@ -13,7 +13,7 @@ from tests.database.judge import Probe
 from tests.database.operators import Case, ramp
 from tests.database.replicas import Replicas, tensors
 
-SAMPLES = 8  # at most, of a module, data type and mode
+SAMPLES = 8  # maximum per module, data type and mode
 STEPS = 3
 
 

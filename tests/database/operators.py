@@ -13,7 +13,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from tests.database.judge import Probe, Program
 from tests.database.replicas import Replicas, tensors
 
-SAMPLES = 6  # at most, of an operator, variant and data type
+SAMPLES = 6  # maximum per operator, variant and data type
 TWICE = 2  # of these, with gradients of gradients
 SECOND_DTYPES = (torch.bfloat16, torch.complex64, torch.int64)
 
@@ -22,11 +22,11 @@ UNREPEATABLE = {
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
     "linalg.lstsq",
 }
-"""These return what was in memory, or (gelsy's pivots) start from it; not at every call does that show."""
+"""These return uninitialised memory, or (gelsy's pivots) start from it; not every call shows it."""
 
 
 class Case(NamedTuple):
-    """One program: an operator's variant on one sample. `repeats`: it should give the same each time."""
+    """One program: an operator's variant on one sample. `repeats`: it should give the same every time."""
 
     name: str
     program: Program
@@ -53,7 +53,7 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def _dtypes(info: Any, place: int) -> list[torch.dtype]:
-    """float32 and one other, each in its turn; any one where neither is supported."""
+    """Return float32 and one other, in rotation; any one if neither is supported."""
     supported = info.supported_dtypes("cpu")
     turn = place % len(SECOND_DTYPES)
     others = [dtype for dtype in SECOND_DTYPES[turn:] + SECOND_DTYPES[:turn] if dtype in supported][:1]
@@ -62,7 +62,7 @@ def _dtypes(info: Any, place: int) -> list[torch.dtype]:
 
 
 def samples(info: Any, dtype: torch.dtype) -> list[tuple[int, Any]]:
-    """Samples spread over all that there are, the first and the last among them."""
+    """Return samples spread evenly over all of them, including the first and the last."""
     gradients = info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
     torch.manual_seed(0)
     found = list(info.sample_inputs("cpu", dtype, requires_grad=gradients))
@@ -117,7 +117,7 @@ def _call_out(function: Any, sample: Any, resized: bool, probe: Probe) -> Any:
 
 
 def blanks(function: Any, first: Any, args: Any, kwargs: Any, resized: bool = False) -> Any:
-    """What to give as `out=`: tensors like the results, or None if those are no tensors."""
+    """Return what to pass as `out=`: tensors like the results, or None if those are no tensors."""
     with torch.no_grad():
         wanted = function(first, *args, **kwargs)
     if isinstance(wanted, torch.Tensor):
@@ -128,7 +128,7 @@ def blanks(function: Any, first: Any, args: Any, kwargs: Any, resized: bool = Fa
 
 
 def _blank(like: torch.Tensor, resized: bool) -> torch.Tensor:
-    """Where a result is to go: of its size and strides, or empty; with a recipe of its own."""
+    """Return a target for a result: of its size and strides, or empty; with a recipe of its own."""
     if resized:
         return torch.zeros(0, dtype=like.dtype)
     return torch.zeros_like(like).clone() if like.layout == torch.strided else torch.zeros_like(like)
@@ -149,9 +149,9 @@ def _gradients(result: Any, leaves: list[torch.Tensor], twice: bool, probe: Prob
 
 
 def ramp(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients for these outputs: not all the same, so that a permutation shows, and of both signs.
+    """Return gradients for these outputs: not all equal, so that a permutation shows, and of both signs.
 
-    The first is negative, so that the sign of zeros shows where there is only one.
+    The first is negative, so that the sign of zeros shows if there is only one.
     """
     made = [-torch.ones_like(one) for one in outputs]
     for one in made:
@@ -162,6 +162,6 @@ def ramp(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def described(result: Any) -> Any:
-    """A result, and what its bits do not show."""
+    """Return a result, and what its bits do not show."""
     about = [[str(one.layout), one.requires_grad, one.is_leaf, one._is_view()] for one in tensors(result)]
     return [result, about]

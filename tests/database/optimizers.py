@@ -1,4 +1,4 @@
-"""PyTorch's optimizer database: three training steps with every optimizer, in each of its ways."""
+"""PyTorch's optimizer database: three training steps with every optimizer, in each of its variants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def _ways(info: Any) -> list[dict[str, bool]]:
-    """One tensor at a time, all at once (`foreach`), or by one kernel (`fused`)."""
+    """Return the options: one tensor at a time, all at once (`foreach`), or one kernel (`fused`)."""
     if "foreach" not in info.supported_impls:
         return [{}]
     ways = [{"foreach": False}, {"foreach": True}]

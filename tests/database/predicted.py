@@ -30,7 +30,7 @@ AMPLE = 1 << 50
 SLACK = 1024  # bytes that a prediction may be too high whatever the factor
 
 FACTORIES = "factories"
-"""A unit beside those of the database, which calls few of them with a generator."""
+"""A unit besides those of the database, which calls few of them with a generator."""
 
 DATA = "how much it makes depends on the data, of which the most is expected, or nothing is known"
 UNKNOWN = "PyTorch has no shape function for it: as much as the inputs is expected of the first call"
@@ -60,7 +60,7 @@ EXCEPTIONS = {
 
 
 class Prediction(NamedTuple):
-    """Of one call: its operator, predicted and real new bytes."""
+    """For one call: its operator, predicted and actual new bytes."""
 
     operator: str
     predicted: int
@@ -78,7 +78,7 @@ class Prediction(NamedTuple):
 
 @contextmanager
 def watched(found: list[Prediction], case: str) -> Iterator[None]:
-    """Every operator inside adds to `found`."""
+    """Watch every operator inside, and add predictions to `found`."""
     with dtrrun.budget(AMPLE, device="cpu") as session:
         session.slow_path.reasons.add("test")
         session.ledger.observers.append(Watch(session.ledger, found, case))
@@ -100,13 +100,13 @@ class Watch(Observer):
     def finished(self, call: Any, outputs: Any) -> None:
         predicted, before = self.admitted_calls.pop(id(call))
         plain = not call.opaque and all(one.layout == torch.strided for one in outputs_of(call.result, []))
-        if plain:  # of others nothing is known but what the inputs take
+        if plain:  # for others, only the size of the inputs is known
             real = made(self.ledger, call, outputs, before)
             self.found.append(Prediction(str(call.func), predicted, real, self.case))
 
 
 def made(ledger: Any, call: Any, outputs: Any, before: dict[int, int]) -> int:
-    """Bytes of new storages, and those by which others have grown."""
+    """Return the bytes of new storages, and those by which others have grown."""
     fresh = [size_of(one) for _, one, _ in outputs if one.device.type == ledger.device_type]
     grown = 0
     for holes in call.written.values():
@@ -126,7 +126,7 @@ def cases(name: str) -> Iterator[Case]:
 
 
 def factories() -> Iterator[Case]:
-    """Those that draw, with and without a generator, in the forms that programs call them in."""
+    """Yield factories that draw, with and without a generator, in the forms that programs use."""
     drawn: list[tuple[Any, tuple[Any, ...]]] = [
         (torch.rand, (40, 30)),
         (torch.randn, (40, 30)),
@@ -152,17 +152,17 @@ def _draw(factory: Any, args: tuple[Any, ...], given: bool, option: dict[str, An
 
 
 def unit(name: str) -> list[Prediction]:
-    """All calls of one unit."""
+    """Return the predictions of all calls of one unit."""
     found: list[Prediction] = []
     for case in cases(name):
         torch.manual_seed(7)
-        with suppress(Exception), watched(found, case.name):  # some samples raise, without dtrrun too
+        with suppress(Exception), watched(found, case.name):  # some samples raise, also without dtrrun
             case.program(Probe())
     return found
 
 
 def worst(found: list[Prediction]) -> list[Prediction]:
-    """The worst call of each operator that was predicted wrong, and has no exception."""
+    """Return the worst call of each operator that was predicted wrong and is not an exception."""
     bad: dict[tuple[str, str], Prediction] = {}
     for one in found:
         key = one.operator, one.wrong
@@ -179,7 +179,7 @@ def told(one: Prediction) -> str:
 
 
 def chosen(share: float, seed: int) -> list[str]:
-    """The factories, and a share of the database."""
+    """Return the factories, and a share of the database."""
     rest = operators.names()
     random.Random(seed).shuffle(rest)
     return [FACTORIES, *rest[: round(len(rest) * share)]]

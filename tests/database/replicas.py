@@ -1,4 +1,4 @@
-"""Copies of sample inputs that an operator of the session made, so that they can be evicted too.
+"""Copies of sample inputs made by an operator of the session, so that they can be evicted too.
 
 The copies have the geometry of the originals: sizes, strides, offset, and which of them share a storage.
 """
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime.storage import storage_of  # a session patches torch.Tensor's own: that would pin it
+from dtrrun.runtime.storage import storage_of  # a session patches torch.Tensor's own, which would pin
 
 
 class Replicas:
-    """Copies arguments; `leaves` are the copies that gradients are asked for."""
+    """Copies arguments; `leaves` are the copies whose gradients are requested."""
 
     def __init__(self, *, inner: bool = False) -> None:
-        self.inner = inner  # whether copies are no leaves: those can be written to in place
+        self.inner = inner  # whether copies are not leaves, so that they can be written to in place
         self.leaves: list[torch.Tensor] = []
         self._storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
@@ -56,7 +56,7 @@ class Replicas:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors in a nested value, in order."""
+    """Return all tensors in a nested value, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):

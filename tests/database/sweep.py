@@ -1,4 +1,4 @@
-"""Spreads units over worker processes; one that dies costs the unit that it was at."""
+"""Distributes units over worker processes; if one dies, only the unit it was working on is lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 from tests.database.judge import CRASHED
 
-UNIT_S = 1500.0  # for one unit, before its worker is killed
+UNIT_S = 1500.0  # per unit, before its worker is killed
 
 
 def sweep(units: list[tuple[str, str]], jobs: int) -> Iterator[dict[str, Any]]:
-    """Judge all units (kind, name) with `jobs` processes; yields results as they come."""
+    """Judge all units (kind, name) with `jobs` processes; yield results as they arrive."""
     waiting: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     for one in units:
         waiting.put(one)

@@ -1,4 +1,4 @@
-"""A few operators of the database, always the same; `make conformance` looks at all of it."""
+"""A few operators of the database, always the same; `make conformance` checks all of it."""
 
 import warnings
 

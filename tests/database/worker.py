@@ -1,7 +1,7 @@
-"""Judges units (an operator, a module, an optimizer) whose names come line by line on standard input.
+"""Judges units (an operator, a module, an optimizer) whose names arrive line by line on standard input.
 
-Answers each with lines of JSON: where it is ("at"), and at last what came of the unit. Whoever reads them
-knows, should this process die, what it died of.
+Answers each with lines of JSON: its progress ("at"), and finally the outcome of the unit. If this process
+dies, the reader knows at which case.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.database.judge import EQUAL, RANK, judge
 def main() -> None:
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what the samples print is no answer
+    os.dup2(2, 1)  # output of the samples must not mix with the answers
     for line in sys.stdin:
         kind, name = line.rstrip().split(" ", 1)
         database = importlib.import_module(f"tests.database.{kind}")
         gc.collect()
-        gc.freeze()  # the databases: each collection would go through all of them
+        gc.freeze()  # the databases, which each collection would otherwise traverse
 
         def tell(**facts: Any) -> None:
             print(json.dumps(facts), file=answers)
@@ -35,12 +35,12 @@ def main() -> None:
 
 
 def unit(database: Any, name: str, tell: Any) -> dict[str, Any]:
-    """The worst status over all cases of one unit, with the reasons for it."""
+    """Return the worst status over all cases of one unit, with the reasons for it."""
     started = time.monotonic()
     counts: dict[str, int] = {}
     found: dict[str, list[str]] = {}
     evicted = 0
-    verdict_on = getattr(database, "judge", judge)  # those in contexts have rules of their own
+    verdict_on = getattr(database, "judge", judge)  # contexts have their own
     for case in database.cases(name):
         tell(at=case.name)
         verdict = verdict_on(case)

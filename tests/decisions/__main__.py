@@ -15,7 +15,7 @@ from tests.decisions import frozen, runs
 
 
 def main(words: list[str]) -> None:
-    """Write the entries that are named, or all."""
+    """Write the named entries, or all."""
     everything = [*runs.SIZES, *map(str, range(runs.BLOCKS))]
     found = frozen.read() if frozen.PATH.exists() else {"examples": {}, "programs": {}}
     if words == ["missing"]:

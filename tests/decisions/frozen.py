@@ -1,7 +1,7 @@
-"""The file of frozen decisions: what it says, and how it is made.
+"""The file of frozen decisions: what it contains, and how it is made.
 
 An entry has the decisions in a program, and a digest of the operators that it calls without dtrrun. If both
-differ from the file's, it is another program on this machine: PyTorch may choose operators by the processor.
+differ from the file's, the program itself differs on this machine: PyTorch may choose operators by the CPU.
 Nothing follows then. If only the decisions differ, dtrrun decides otherwise than when the file was made.
 """
 
@@ -19,12 +19,12 @@ PATH = Path(__file__).parent / "frozen.json"
 
 
 def version() -> str:
-    """Return PyTorch's version, without how it was built."""
+    """Return PyTorch's version, without the build suffix."""
     return torch.__version__.partition("+")[0]
 
 
 def read() -> dict[str, Any]:
-    """Return what the file says."""
+    """Return the content of the file."""
     found: dict[str, Any] = json.loads(PATH.read_text())
     return found
 
@@ -35,7 +35,7 @@ def write(frozen: dict[str, Any]) -> None:
 
 
 def budgets(peak_bytes: int) -> list[tuple[str, str, int]]:
-    """Return the runs of an example: what the file calls each, its heuristic, its budget in bytes."""
+    """Return the runs of an example: each one's name in the file, its heuristic, its budget in bytes."""
     found = [(share, heuristic) for share in runs.SHARES for heuristic in runs.HEURISTICS]
     found += [(runs.SHARES[1], heuristic) for heuristic in runs.OTHERS]
     return [(f"{share}% {heuristic}", heuristic, peak_bytes * share // 100) for share, heuristic in found]

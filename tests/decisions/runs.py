@@ -1,7 +1,7 @@
 """Runs whose decisions are frozen: the examples, and random programs.
 
-What is evicted, recomputed, dropped or kept must not depend on the machine. So costs are modelled, and Python
-collects garbage only where dtrrun asks for it. Each run has a process of its own.
+What is evicted, recomputed, dropped or kept must not depend on the machine. So costs are modeled, and Python
+collects garbage only when dtrrun asks for it. Each run has its own process.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SIZES = {
     "unrolled_gan": "--batch-size 2048",
     "vae": "--batch-size 32",
 }
-"""Smaller ones than the examples' own, which takes a fraction of the time."""
+"""Smaller than the examples' own, to take a fraction of the time."""
 SHARES = (70, 50, 40)  # percent of the peak without a budget
 HEURISTICS = (FIRST,)
-OTHERS = ("h_dtr", "h_dtr_eq", "h_next", "lru", "msps")  # inside the second share alone
+OTHERS = ("h_dtr", "h_dtr_eq", "h_next", "lru", "msps")  # only inside the second share
 
 BLOCKS, PROGRAMS = 50, 100  # blocks, and programs in each
 HERE = int(os.environ.get("DECISIONS", "0"))
-"""In the process of a mutant: how many programs of a block are run."""
+"""In a mutant's process: how many programs of a block are run."""
 LENGTHS = range(8, 21)
 SHARES_OF_PROGRAMS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """How far the budget lies from the peak with everything evicted (0) towards the program's own (1)."""
@@ -56,16 +56,16 @@ HEURISTICS_OF_PROGRAMS = (
 )
 
 CRASHES = (1813, 4273)
-"""Seeds of programs that end the process within PyTorch, without dtrrun, too."""
+"""Seeds of programs that crash the process within PyTorch, also without dtrrun."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch._dynamo", "dtrrun.runtime.session", "tests.decisions.runs"])
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function returns in a fresh process. Raises RuntimeError if it raises or ends.
+    """Return what a function returns in a fresh process. Raise RuntimeError if it raises or dies.
 
-    Where DECISIONS says so, this process is fresh enough: that of a mutant.
+    If DECISIONS is set, this process, a mutant's, is fresh enough.
     """
     if HERE:
         _prepare()
@@ -159,7 +159,7 @@ def told(session: Any) -> str:
 
 
 def program_of(draw: random.Random) -> Program:
-    """Draw a program, in the way of `tests.programs.drawing`. It depends on nothing but the seed."""
+    """Draw a program, in the way of `tests.programs.drawing`. It depends only on the seed."""
     flat = sorted(name for name, (_, domains) in STEPS.items() if Body not in domains)
     nested = sorted(set(STEPS) - set(flat))
 
@@ -183,7 +183,7 @@ def drawn(number: int) -> Iterator[tuple[Program, str, float]]:
 
 
 def decidable(number: int) -> Iterator[tuple[Program, str, float]]:
-    """Draw those of a block that have no threads: what a thread lets go of may die a little later."""
+    """Draw those of a block without threads: what a thread releases may die a little later."""
     return (one for one in drawn(number) if "'in_thread'" not in repr(one))
 
 
@@ -222,7 +222,7 @@ def _decide(program: Program, heuristic: str, budget_bytes: int | None) -> tuple
     with dtrrun.budget(
         budget_bytes, heuristic=heuristic, over_budget=over, cost="model", device="cpu", quiet=True
     ) as session:
-        if len(program) % 3:  # it trains: then gradients are not looked for in other ways
+        if len(program) % 3:  # it trains: then gradients are not searched for in other ways
             torch.optim.SGD([weight])
         try:
             world.run(program)

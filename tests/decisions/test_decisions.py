@@ -1,4 +1,4 @@
-"""Decisions are those of the file: the net for changes that must not change any.
+"""Decisions are those of the file: a safety net for changes that must not change any.
 
 `-k sample` runs some of them. `python -m tests.decisions` writes the file.
 """
@@ -31,7 +31,7 @@ def named(run: Any) -> str:
 
 
 def check(entry: dict[str, Any], same: bool, operators: Any, *arguments: Any) -> None:
-    """Fail if decisions differ, unless the operators do, which are no work of dtrrun's."""
+    """Fail if decisions differ, unless the operators do, which are not up to dtrrun."""
     if same:
         return
     if not runs.HERE and runs.apart(operators, *arguments) != entry["operators"]:

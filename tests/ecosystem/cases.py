@@ -1,12 +1,12 @@
-"""What is run: programs of this folder, how they are started, and what is expected beside equal bits."""
+"""The cases: programs of this folder, how they are started, and expectations besides equal bits."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Case:
-    """`percent`: of the plain peak, the budget to try first; 60 where that is feasible. `warns`: how each
-    warning of dtrrun's begins."""
+    """`percent`: the budget to try first, in % of the plain peak; 60 where feasible. `warns`: how each of
+    dtrrun's warnings begins."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""One case: run plainly, counted, inside a budget, and inside it with every rematerialization verified."""
+"""Runs one case plainly, counted, inside a budget, and inside it with every rematerialization verified."""
 
 from dataclasses import dataclass, field
 
@@ -6,12 +6,12 @@ from tests.ecosystem.cases import Case
 from tests.ecosystem.runs import Run, difference, inside, plain
 
 STEP = 10
-"""Per cent of the plain peak that are added while a budget is infeasible."""
+"""Percent of the plain peak, added while a budget is infeasible."""
 
 
 @dataclass
 class Outcome:
-    """`problems` lists, in words, what the case should have shown and did not."""
+    """`problems` lists, in words, what the case should have shown but did not."""
 
     case: Case
     peak: int = 0
@@ -35,7 +35,7 @@ def check(case: Case) -> Outcome:
 
 
 def _inside_budget(outcome: Outcome, expected: Run) -> None:
-    """Inside `percent` of the peak, or the least feasible share above it."""
+    """Run inside `percent` of the peak, or the least feasible share above it."""
     case = outcome.case
     for percent in range(case.percent, 100, STEP):
         budget = outcome.peak * percent // 100
@@ -79,7 +79,7 @@ def _compare(outcome: Outcome, name: str, expected: Run, found: Run) -> None:
 
 
 def _kept_to(outcome: Outcome, run: Run, budget: int) -> None:
-    """Each process stayed inside the budget, evicted and recomputed, and warned of what it should."""
+    """Check that each process kept to the budget, evicted, recomputed, and gave the expected warnings."""
     training = [process for process in run.report["processes"] if process["steps"] or process["evictions"]]
     if len(training) != outcome.case.processes:
         outcome.problems.append(f"{len(training)} processes ran under the budget")

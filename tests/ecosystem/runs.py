@@ -13,12 +13,12 @@ from tests.ecosystem.cases import Case
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 PATIENCE = 120
-"""Seconds; a run takes some 10."""
+"""Seconds; a run takes about 10."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended. `results`: by rank, what the program wrote; `report` is empty if it ran plainly."""
+    """A run's outcome. `results`: what the program wrote, by rank; `report` is empty if it ran plainly."""
 
     exit_code: int
     stderr: str
@@ -27,7 +27,7 @@ class Run:
 
     @property
     def infeasible(self) -> bool:
-        """Ended by the clear error that the budget is too small."""
+        """Return whether it ended with the explicit error that the budget is too small."""
         return self.exit_code != 0 and bool(self.report.get("error"))
 
     @property
@@ -36,18 +36,18 @@ class Run:
 
 
 def plain(case: Case) -> Run:
-    """Without dtrrun."""
+    """Run without dtrrun."""
     return _run(case, None)
 
 
 def inside(case: Case, budget: int | None, *, verify: bool = False) -> Run:
-    """Under dtrrun; `budget` in bytes, None to count only."""
+    """Run under dtrrun; `budget` in bytes, None to count only."""
     options = ["--budget", f"{budget}B"] if budget is not None else []
     return _run(case, [*options, *(["--verify"] if verify else [])])
 
 
 def difference(a: Run, b: Run) -> str:
-    """The first thing in which two runs that both ended well differ; "" if they are equal bit for bit."""
+    """Return the first difference between two successful runs; "" if they are equal bit for bit."""
     if a.results.keys() != b.results.keys():
         return "other processes"
     for rank, result in a.results.items():
@@ -61,7 +61,7 @@ def difference(a: Run, b: Run) -> str:
 
 
 def _run(case: Case, options: list[str] | None) -> Run:
-    """`options` of dtrrun; None: without it."""
+    """Run a case. options: dtrrun's; None: without dtrrun."""
     under = options is not None
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
@@ -80,7 +80,7 @@ def _run(case: Case, options: list[str] | None) -> Run:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without options of dtrrun, one thread, no network; the programs find `tests.bench`."""
+    """Return our environment without dtrrun's options, with one thread, no network and `tests.bench`."""
     return environment() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),

@@ -1,4 +1,4 @@
-"""For tests alone on an NVIDIA GPU, or on tests/hollow's: `gpu` sets what makes CUDA's results repeatable."""
+"""For tests alone on an NVIDIA GPU, or on tests/hollow's: `gpu` makes CUDA's results repeatable."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ REASON = "needs an NVIDIA GPU and a PyTorch with CUDA, or python -m tests.hollow
 
 @pytest.fixture(autouse=True)
 def waits_for_what_it_uses():
-    """On tests/hollow with --races: no work begins before that which it depends on has been waited for."""
+    """On tests/hollow with --races: check that no work begins before its dependencies were waited for."""
     yield
     if "HOLLOW_RACES" in os.environ:
         found = ctypes.CDLL(None).hollow_races()
@@ -29,9 +29,9 @@ def gpu():
         pytest.skip(REASON)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    sys.last_exc = sys.last_value = sys.last_traceback = None  # a test that has failed holds its tensors
+    sys.last_exc = sys.last_value = sys.last_traceback = None  # a failed test holds its tensors
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # of each thread and stream of the tests before
+    torch._C._cuda_clearCublasWorkspaces()  # those of each thread and stream of earlier tests
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     yield

@@ -61,13 +61,13 @@ class Recurrent(nn.Module):
 
 
 def recurrent():
-    """Layer by layer: a call of cuDNN needs all of its own at once, and with dropout it is never repeated."""
+    """Layer by layer: a call of cuDNN needs all its memory at once, and with dropout it is never repeated."""
     layers = [part for _ in range(6) for part in (Recurrent(64, 64), nn.Dropout(0.1))]
     return nn.Sequential(*layers, nn.Linear(64, 10)), lambda: torch.randn(64, 256, 64, device=DEVICE)
 
 
 def recurrent_dropout():
-    """cuDNN's own dropout beside PyTorch's, of which only the latter is recomputed."""
+    """cuDNN's own dropout alongside PyTorch's; only the latter is recomputed."""
     layers = [part for _ in range(10) for part in (nn.Linear(128, 128), nn.GELU(), nn.Dropout(0.1))]
     first = Recurrent(32, 32, 2, dropout=0.3)
     model = nn.Sequential(first, nn.Linear(32, 128), *layers, nn.Linear(128, 10))
@@ -78,7 +78,7 @@ MODELS = (convnet, transformer, mlp, recurrent)
 
 
 def train(make, steps=3, autocast=False, optimizer=torch.optim.AdamW, **options):
-    """Losses, and all that a user would want to be equal afterwards."""
+    """Train; return the losses, and all that a user would want to be equal afterwards."""
     torch.manual_seed(11)
     model, batch = make()
     model.to(DEVICE)
@@ -92,7 +92,7 @@ def train(make, steps=3, autocast=False, optimizer=torch.optim.AdamW, **options)
         optimizer.step()
         losses.append(loss.detach())
     state = [value.detach().cpu() for value in model.state_dict().values()]
-    drawn = torch.rand(4, device=DEVICE).cpu()  # where the generator has come to
+    drawn = torch.rand(4, device=DEVICE).cpu()  # the state that the generator has reached
     return torch.stack(losses).cpu(), state, drawn
 
 
@@ -109,7 +109,7 @@ def tensor(mib=8):
 
 
 def chain(length, mib=8):
-    """Tensors of which each is computed from the one before."""
+    """Return tensors that are each computed from the one before."""
     kept = [tensor(mib)]
     for _ in range(length):
         kept.append(kept[-1].mul(2.0))
@@ -117,20 +117,20 @@ def chain(length, mib=8):
 
 
 def correct(kept):
-    """Whether each tensor of a chain is twice the one before, from 1 on."""
+    """Return whether each tensor of a chain is twice the one before, starting from 1."""
     return all(bool((one == 2.0**step).all()) for step, one in enumerate(kept))
 
 
 def beside():
-    """What a budget needs beyond its tensors: measured, since a context's size is the driver's affair."""
+    """Return what a budget needs beyond its tensors: measured, as a context's size is up to the driver."""
     with dtrrun.budget(None, device=DEVICE) as session:
         (torch.ones(64, 64, device=DEVICE) @ torch.ones(64, 64, device=DEVICE)).sum().item()
         return session.report()["overhead_bytes"]
 
 
 def budget_for(make, share, **options):
-    """The budget in which `share` of the program's peak is left for tensors and workspaces, and its result
-    without one."""
+    """Return the budget that leaves `share` of the program's peak for tensors and workspaces, and the
+    program's result without a budget."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     with dtrrun.budget(None, device=DEVICE) as session:
@@ -144,7 +144,7 @@ def budget_for(make, share, **options):
 
 
 def forget():
-    """What was reserved so far is not to count, nor what cuBLAS keeps for each stream that was used."""
+    """Exclude what was reserved so far, and what cuBLAS keeps for each stream that was used."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

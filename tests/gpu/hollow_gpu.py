@@ -1,4 +1,4 @@
-"""What the driver has shown, and, on tests/hollow alone, requests that are refused."""
+"""What the driver has shown and, on tests/hollow only, requests that are refused."""
 
 import ctypes
 import os
@@ -15,14 +15,14 @@ from tests.bench.gpu.driver import first_device, of_processes
 def _function(name, result, *arguments):
     if not HOLLOW:
         pytest.skip("needs python -m tests.hollow")
-    torch.cuda.init()  # which loads it
+    torch.cuda.init()  # loads the library
     function = getattr(ctypes.CDLL(None), name)
     function.restype, function.argtypes = result, arguments
     return function
 
 
 class Watch:
-    """A thread that asks NVML what this process has, as often as it answers."""
+    """A thread that asks NVML for this process's memory as often as NVML answers."""
 
     def __init__(self):
         self.device, self.most = first_device(), 0
@@ -47,7 +47,7 @@ watches = []
 def peak(device=0):
     """Return the most bytes that the driver has shown for this process since the last call.
 
-    On a GPU that is there, of the first device, and what lasted for a few milliseconds may be missing.
+    On a real GPU, only for the first device; peaks of a few milliseconds may be missed.
     """
     if HOLLOW:
         return _function("hollow_peak", ctypes.c_uint64, ctypes.c_int)(device)
@@ -59,8 +59,8 @@ def peak(device=0):
 
 
 def refuse(n):
-    """Have the allocator refuse the n-th request from now on, once; -1: none.
+    """Make the allocator refuse the n-th request from now on, once; -1: none.
 
-    Returns how many there were since the last call.
+    Return how many there were since the last call.
     """
     return _function("hollow_refuse", ctypes.c_long, ctypes.c_long)(n)

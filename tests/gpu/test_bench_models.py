@@ -1,4 +1,4 @@
-"""The models of tests/bench/gpu on a GPU, in tiny sizes: what to run before the long bench."""
+"""The models of tests/bench/gpu on a GPU, in tiny sizes: run this before the long bench."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_bits_plainly_and_under_dtrrun(case):
     setting = Setting("cuda", tiny=True, warm_up=0, steps=3, device=first_device())
-    # Without dtrrun, a process may crash as it ends, after its last backward pass: a race of PyTorch's own.
+    # Without dtrrun, a process may crash at exit after its last backward pass: a race in PyTorch itself.
     tries = (run(setting, case.name, 120, deterministic=True) for _ in range(3))
     plain = next((one for one in tries if one.ok), None)
     assert plain is not None

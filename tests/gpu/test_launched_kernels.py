@@ -62,7 +62,7 @@ KERNELS = {"sines": lambda given, made, _: torch.sin(given, out=made), "more": l
 
 
 class Stub:
-    """Stands in for a kernel that Triton has compiled: for where there is no Triton."""
+    """Stands in for a kernel compiled by Triton, for machines without Triton."""
 
     def __init__(self, name, launched):
         self.name, self.launched = name, launched

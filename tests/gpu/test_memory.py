@@ -42,7 +42,7 @@ def test_a_limit_of_the_programs_own():
 
 def test_sizes_are_the_allocators():
     with dtrrun.budget(None, device=DEVICE) as session:
-        tensor()  # what comes with the first operator
+        tensor()  # memory that the first operator takes once
         before = torch.cuda.memory_allocated(), session.report()["resident_bytes"]
         kept = [torch.ones(n, device=DEVICE) for n in (1, 127, 128, 129, 1000, 300_000, 5_000_000)]
         allocated = torch.cuda.memory_allocated() - before[0]
@@ -67,7 +67,7 @@ def test_the_error_names_its_request():
 def test_a_workspace_that_does_not_fit_is_made_room_for():
     with dtrrun.budget(beside() + SPACE + 300 * MIB, device=DEVICE) as session:
         kept = chain(60)
-        large = torch.rand(4 * MIB, device=DEVICE)  # 16 MiB: to sort it takes some 128 MiB beside the result
+        large = torch.rand(4 * MIB, device=DEVICE)  # 16 MiB: sorting takes about 128 MiB besides the result
         expected = torch.sort(large.cpu()).values
         assert torch.equal(torch.sort(large).values.cpu(), expected)
         retries = session.report()["oom_retries"]
@@ -99,7 +99,7 @@ def test_a_budget_that_is_too_small_says_what_would_do():
 
 
 def test_the_advice_is_more_than_what_the_allocator_refused_memory_in():
-    """What a pool of the program's own has is of no use outside of it, but the ledger counts it as free."""
+    """The memory of the program's own pool cannot be used outside it, but the ledger counts it as free."""
     budget = beside() + SPACE + 200 * MIB
     pool = torch.cuda.MemPool()
     with dtrrun.budget(budget, device=DEVICE):
@@ -108,7 +108,7 @@ def test_the_advice_is_more_than_what_the_allocator_refused_memory_in():
         with pytest.raises(dtrrun.BudgetError) as caught:
             tensor(100)
     assert caught.value.least_budget_bytes >= budget + 100 * MIB
-    del caught  # whose traceback holds the pool
+    del caught  # its traceback holds the pool
 
 
 def test_observers_are_told_of_errors_that_the_program_gets():
@@ -131,7 +131,7 @@ def test_observers_are_told_of_errors_that_the_program_gets():
 
 
 def test_numbers_on_the_cpu_are_kept_by_value():
-    """What was computed with one may be evicted, though the program writes to it afterwards."""
+    """What was computed with one may be evicted, even if the program writes to it afterwards."""
     scale, low = torch.tensor(0.5), torch.tensor(0.1)
     first = torch.randn(8 * MIB // 4, device=DEVICE)
 
@@ -156,7 +156,7 @@ def test_numbers_on_the_cpu_are_kept_by_value():
 
 @pytest.mark.skipif(HOLLOW, reason="compiles a kernel with NVRTC, for which there is no stand-in")
 def test_jiterator_kernels_find_their_tensors_in_memory():
-    """They are launched beneath all operators, over addresses."""
+    """They are launched below all operators, on addresses."""
     kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T a) { return a + 1; }")
     with dtrrun.budget(beside() + SPACE + 100 * MIB, device=DEVICE) as session:
         kept = chain(40)
@@ -177,7 +177,7 @@ def test_the_programs_statistics_are_its_own():
 
 
 def test_memory_goes_back_at_once_and_in_order():
-    """An emptied storage's block may be had by the next operator, which runs after the last reader."""
+    """The next operator may get an evicted storage's block, since it runs after the block's last reader."""
     with dtrrun.budget(None, device=DEVICE) as session:
         x = torch.randn(4096, 4096, device=DEVICE)
         y = x @ x

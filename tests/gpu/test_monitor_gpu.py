@@ -58,7 +58,7 @@ def test_a_process_is_shown_with_all_that_it_holds(nvml):
     assert source in SOURCES
     assert nbytes >= facts["reserved_bytes"]
     if source in PER_PROCESS:
-        assert nbytes > facts["reserved_bytes"]  # a context takes some as well
+        assert nbytes > facts["reserved_bytes"]  # a context takes memory as well
 
 
 def test_doctor_finds_no_problem(tmp_path):
@@ -79,7 +79,7 @@ def test_doctor_finds_no_problem(tmp_path):
 
 
 def test_what_the_driver_shows_grows_with_the_process(nvml):
-    """The list, or where it does not tell, the device: a gibibyte more while a program holds one."""
+    """The device's memory grows by at least a gibibyte while a program holds one."""
     device = visible(all_devices(nvml), os.environ.get("CUDA_VISIBLE_DEVICES"))[0]
     before = memory(nvml, device.handle).used
     child = subprocess.Popen([sys.executable, "-c", PROGRAM])

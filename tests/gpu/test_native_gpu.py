@@ -1,4 +1,4 @@
-"""The interposer on a GPU: the decisions of the slow path, in whichever thread an operator comes."""
+"""The interposer on a GPU: the decisions of the slow path, in whichever thread an operator arrives."""
 
 import gc
 import random
@@ -26,7 +26,7 @@ def inside(make, budget, *, in_python=False):
         report = session.report()
         assert (
             in_python or not session.slow_path.reasons.any
-        )  # autograd's thread is none of the program's own
+        )  # autograd's thread does not count as the program's
     return trained, [report[name] for name in ("evictions", "rematerializations", "peak_bytes")]
 
 
@@ -39,7 +39,7 @@ def test_decisions_are_those_of_the_slow_path(make):
     trained, found = inside(make, budget)
     assert same(plain, trained)
     assert found[0] > 0
-    if HOLLOW:  # the limit in a real one's budget follows what its libraries take
+    if HOLLOW:  # on a real one, the limit in the budget depends on what its libraries take
         assert found == decided
 
 
@@ -49,7 +49,7 @@ def test_steps_stay_out_of_python():
     optimizer = torch.optim.AdamW(model.parameters())
     with dtrrun.budget(None, device=DEVICE) as session:
         for step in range(14):
-            if step == 10:  # what is costly is measured eight times
+            if step == 10:  # expensive operators are measured eight times
                 before = session._native.python_calls()
             optimizer.zero_grad()
             model(batch()).square().mean().backward()
@@ -59,7 +59,7 @@ def test_steps_stay_out_of_python():
 
 
 def test_what_the_fast_path_has_no_memory_for_runs_again():
-    """Also a random operator, which draws the same numbers then."""
+    """A random operator does so too, and then draws the same numbers."""
     x = torch.ones(16 * MIB // 4, device=DEVICE)
     torch.manual_seed(3)
     expected = [F.dropout(x).cpu() for _ in range(12)]
@@ -69,7 +69,7 @@ def test_what_the_fast_path_has_no_memory_for_runs_again():
         torch.manual_seed(3)
         found = []
         for _ in range(12):
-            session.ledger.set_limit(1 << 40)  # as if it did not know what the allocator will refuse
+            session.ledger.set_limit(1 << 40)  # as if dtrrun did not know what the allocator will refuse
             found.append(F.dropout(x))
         assert session.report()["oom_retries"] > 0
         equal = [torch.equal(one, other.cpu()) for one, other in zip(expected, found, strict=True)]
@@ -105,7 +105,7 @@ def test_a_side_stream_is_pythons():
 
 
 def test_attention_with_dropout_keeps_what_it_has_drawn():
-    """Two of its results are its generator's state, on the host."""
+    """Two of its results are the state of its generator, on the host."""
     generator = torch.cuda.default_generators[0]
     with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         x = torch.ones(4, 4, 256, 64, device=DEVICE, requires_grad=True) * 1
@@ -124,7 +124,7 @@ def test_attention_with_dropout_keeps_what_it_has_drawn():
 
 @pytest.fixture
 def hasty():
-    """Threads take turns all the time."""
+    """Make threads switch all the time."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -132,7 +132,7 @@ def hasty():
 
 
 def chain(x, length, draw):
-    """Of shapes that are new nearly each time."""
+    """Compute with shapes that are new nearly every time."""
     for _ in range(length):
         kind = draw.randrange(5)
         if kind < 2:
@@ -143,7 +143,7 @@ def chain(x, length, draw):
 
 
 def test_operators_of_two_threads_at_once(hasty):
-    """Autograd's thread and another, which does not wait for it: recipes are those of their own operators."""
+    """Autograd's thread and another that does not wait for it each get the recipes of their own operators."""
     draw, made = random.Random(0), []
     with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
@@ -157,7 +157,7 @@ def test_operators_of_two_threads_at_once(hasty):
             other.join()
             weight.grad = None
             made += [one.operation for one in session.ledger.versions.values() if one.operation is not None]
-            del kept  # whose recipes are among these
+            del kept  # their recipes are among these
         for operation in made:
             func, *_ = operation.recorded
             assert operation.signature.operator.described == repr(func)

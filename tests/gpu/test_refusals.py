@@ -42,7 +42,7 @@ def recurrent():
 
 
 def train(make, steps, autocast=False, backward=True, step_of=None, **options):
-    """step_of: called with a function that makes the next step, or its part that may be refused memory."""
+    """step_of: called with a function that makes the next step, or the part that may be refused memory."""
     torch.manual_seed(11)
     model, shape = make()
     model.to(DEVICE)
@@ -109,7 +109,7 @@ def test_each_request_of_a_step_is_refused_once(make, options, path):
         found = train(make, steps, step_of=refuses, **options)
         report = session.report()
     assert same(plain, found)
-    assert report["oom_retries"] >= steps // 2  # the rest were for memory that dtrrun only asked for
+    assert report["oom_retries"] >= steps // 2  # the rest were for memory that dtrrun itself requested
 
 
 def test_a_refusal_in_an_attentions_backward_pass():

@@ -1,4 +1,4 @@
-"""Programs of many kinds at shares of their peaks: the same bits, and never a byte more than the budget."""
+"""Programs of many kinds at shares of their peaks: the same bits, and never a byte above the budget."""
 
 import functools
 import gc
@@ -33,7 +33,7 @@ TWO = pytest.mark.skipif(
 
 
 def of(make, **options):
-    """Return a program that trains `make()`, and gives all that a user would want to be equal."""
+    """Return a program that trains `make()` and returns all that a user would want to be equal."""
 
     def program():
         losses, state, drawn = train(make, **options)
@@ -55,7 +55,7 @@ def batch(rows=1 << 14, width=128):
 
 
 def trained(model, step, steps=3):
-    """Train by `step(model)`, which gives the loss."""
+    """Train with `step(model)`, which returns the loss."""
     torch.manual_seed(7)
     model.to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -70,10 +70,10 @@ def trained(model, step, steps=3):
 
 
 def attention(backend, dtype):
-    """Of ten layers; its dropout is a multiple of what cuDNN can do."""
+    """Ten layers of attention, with a dropout that is a multiple of what cuDNN can do."""
 
     def program():
-        if backend == SDPBackend.CUDNN_ATTENTION:  # which PyTorch does not call deterministic
+        if backend == SDPBackend.CUDNN_ATTENTION:  # PyTorch does not consider it deterministic
             if not HOLLOW:
                 pytest.skip("needs python -m tests.hollow")
             torch.use_deterministic_algorithms(False)
@@ -119,7 +119,7 @@ def amp():
 
 
 def prefetch():
-    """The next batch is copied on another stream meanwhile."""
+    """Copy the next batch on another stream during each step."""
     copies = torch.cuda.Stream()
     host = [torch.randn(1 << 14, 128).pin_memory() for _ in range(4)]
 
@@ -141,7 +141,7 @@ def prefetch():
 
 
 def branch():
-    """A branch of each step on another stream, which reads and writes what the first one has made."""
+    """Run a branch of each step on another stream; it reads and writes what the first one has made."""
     side = torch.cuda.Stream()
 
     def step(model):
@@ -168,7 +168,7 @@ def on_a_stream_of_its_own():
 
 
 def threads():
-    """Two trainings at once, each without random numbers, since those of threads are in no order."""
+    """Run two trainings at once without random numbers, whose order between threads is undefined."""
     torch.manual_seed(4)
     data = batch(1 << 13)
     models = [
@@ -194,7 +194,7 @@ def threads():
 
 
 def graph():
-    """The step of the optimizer's part is captured and replayed, beside activations that are evicted."""
+    """Capture and replay the optimizer's update, while other activations are evicted."""
     torch.manual_seed(5)
     model = stack().to(DEVICE)
     parameters = list(model.parameters())
@@ -226,7 +226,7 @@ def graph():
 
 
 def pipeline():
-    """The second half of the layers is on another GPU."""
+    """Put the second half of the layers on another GPU."""
     torch.manual_seed(7)
     first, second = stack(count=6).to("cuda:0"), stack(count=6).to("cuda:1")
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.01)
@@ -264,7 +264,7 @@ PROGRAMS = {
 
 
 PINNED = {"own-stream"}
-"""What other streams than the default one use is not evicted."""
+"""Memory used by streams other than the default one is not evicted."""
 
 
 def run(name):
@@ -274,7 +274,7 @@ def run(name):
 
 @functools.cache
 def plainly(name):
-    """The program's results without a budget, and what it took: of tensors, and beside them."""
+    """Return the program's results without a budget, the peak of its tensors, and what it takes besides."""
     torch.cuda.empty_cache()
     plain = run(name)
     gc.collect()
@@ -293,7 +293,7 @@ def plainly(name):
     "name", [pytest.param(name, marks=TWO if name == "pipeline" else ()) for name in PROGRAMS]
 )
 def test_the_same_bits_within_the_budget(name, share):
-    """Where what cannot be evicted is more than that share, in the budget that the error advises."""
+    """If what cannot be evicted exceeds the share, this holds in the budget that the error advises."""
     plain, tensors, beside = plainly(name)
     budget = budget_for(int(tensors * share), beside)
     for attempt in range(4):

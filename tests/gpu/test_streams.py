@@ -1,4 +1,4 @@
-"""Side streams and CUDA graphs on the real thing."""
+"""Side streams and CUDA graphs with the real allocator and streams."""
 
 import pytest
 import torch

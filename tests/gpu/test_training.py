@@ -57,7 +57,7 @@ def test_bf16_and_a_fused_optimizer(make):
 
 
 def test_the_device_shows_no_more_than_the_budget():
-    """Alone on the device: sampled at every operator."""
+    """Holds if the program is alone on the device: sampled at every operator."""
     budget, _ = budget_for(convnet, 0.5)
     torch.cuda.empty_cache()
     others = used()
@@ -89,7 +89,7 @@ def test_dropout_draws_what_it_drew():
 
 
 def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
-    """A replay that set the generator would make cuDNN begin anew, with a seed that it draws."""
+    """A replay that set the generator would make cuDNN start again, with a new random seed."""
     budget, plain = budget_for(recurrent_dropout, 0.5)
     with dtrrun.budget(budget, device=DEVICE) as session:
         found = train(recurrent_dropout)
@@ -100,7 +100,7 @@ def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_that_pins_leaves_the_fast_path_on(workers):
-    """Its workers are forked from a process that has used CUDA; its thread pins on the host."""
+    """The workers are forked from a process that has used CUDA; the loader's thread pins on the host."""
     data = torch.utils.data.TensorDataset(torch.ones(64, 64))
     loader = torch.utils.data.DataLoader(data, 8, num_workers=workers, pin_memory=True)
     with dtrrun.budget(None, device=DEVICE) as session:
@@ -113,7 +113,7 @@ def test_a_data_loader_that_pins_leaves_the_fast_path_on(workers):
 
 @pytest.mark.parametrize("mib", [32, 128])
 def test_a_convolution_gets_its_workspace_inside_a_tight_budget(mib, monkeypatch, capsys):
-    """Without it, cuDNN would take another algorithm, with other bits. On a GPU, it wants what it wants."""
+    """Without it, cuDNN would use another algorithm, with other bits. On a GPU, cuDNN decides its size."""
     monkeypatch.setenv("HOLLOW_WORKSPACE", str(mib << 20))
     budget, plain = budget_for(convnet, 0.4)
     forget()

@@ -1,4 +1,4 @@
-"""Whole processes, each on a GPU of its own (tests/hollow only): without NVML, beside another, at the end."""
+"""Whole processes, each on its own GPU (tests/hollow only): without NVML, next to another, at exit."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ with dtrrun.budget(None, device="cuda"):
 
 
 def hollow(*command, nvml=True, **environ):
-    """Run a command on a GPU of its own. Returns its lines."""
+    """Run a command on its own GPU. Return its lines of output, and stderr."""
     options = [] if nvml else ["--no-nvml"]
     hidden = {"LD_PRELOAD", "LD_LIBRARY_PATH", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG"}
     done = subprocess.run(
@@ -116,5 +116,5 @@ def test_memory_of_another_process_is_not_ours(nvml):
 
 @pytest.mark.parametrize("time", range(5))
 def test_a_program_that_ends_after_its_backward_pass_ends_well(time):
-    """The thread of the autograd engine may still need the GIL; without a pause, every second run crashes."""
+    """The autograd engine's thread may still need the GIL; without a pause, every second run crashes."""
     hollow(sys.executable, "-c", ENDS)

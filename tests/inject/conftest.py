@@ -1,4 +1,4 @@
-"""Real interpreters: `dtrrun` as a person at a terminal would call it, and the same program without it."""
+"""Real interpreters: `dtrrun` as a user at a terminal would call it, and the same program without it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class Ended:
 
     @property
     def ours(self):
-        """Our own lines on stderr, without the name before them."""
+        """Return dtrrun's own lines on stderr, without the prefix."""
         return [
             line.removeprefix("dtrrun: ") for line in self.err.splitlines() if line.startswith("dtrrun: ")
         ]
@@ -35,14 +35,14 @@ class Ended:
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """The environment of the tests' programs: nothing of dtrrun's, and nothing of the user's profiles."""
+    """The environment of the tests' programs: without dtrrun's variables and the user's profiles."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("DTRRUN_", "PYTHON"))}
     clean["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
     return clean | {
         "OMP_NUM_THREADS": "1",
         "DTRRUN_WAY_IN": os.environ.get("DTRRUN_WAY_IN", ""),
-        "DTRRUN_REMEMBER": "no",  # what other tests have learned
-        "DTRRUN_DEVICE": "cpu",  # the programs compute there, also where there is a GPU
+        "DTRRUN_REMEMBER": "no",  # must not use what other tests have learned
+        "DTRRUN_DEVICE": "cpu",  # the programs compute on the CPU even where there is a GPU
         "PYTHONDONTWRITEBYTECODE": "1",
         "XDG_CONFIG_HOME": str(tmp_path / "no-config"),
         "TMPDIR": str(tmp_path),

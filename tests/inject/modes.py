@@ -1,4 +1,4 @@
-"""Python text that lets a program say whether its operators come to dtrrun, and under which modes it runs."""
+"""Python text with which a program reports whether its operators reach dtrrun, and which modes are active."""
 
 MODES = """
 def modes():

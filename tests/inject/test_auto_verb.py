@@ -30,7 +30,7 @@ WORDS = ("--quiet", "--budget", "700kB", "--heuristic", "auto")
 
 @pytest.fixture
 def cache(tmp_path):
-    """A cache of our own, without building the extension again."""
+    """A separate cache, without building the extension again."""
     folder = tmp_path / "cache" / "dtrrun"
     folder.mkdir(parents=True)
     if building.cache_folder().exists():
@@ -112,7 +112,7 @@ def test_a_search_ends_with_its_program(tmp_path):
     folder = tmp_path / "search"
     folder.mkdir()
     subprocess.run([sys.executable, "-c", BLOCKED, folder], check=True)
-    limit = time.monotonic() + 10  # it would read the log for longer
+    limit = time.monotonic() + 10  # reading the log would take longer
     while folder.exists() and time.monotonic() < limit:
         time.sleep(0.1)
     assert not folder.exists()
@@ -132,4 +132,4 @@ WAITS = SCRIPT.replace(
 def test_a_program_that_waits_for_any_child_gets_its_own(dtrrun, program):
     run = dtrrun(*WORDS, str(program("train.py", WAITS)))
     assert run.status == 0, run.err
-    assert rule_of(run)["share"] is not None  # so that there was a search
+    assert rule_of(run)["share"] is not None  # proves that there was a search

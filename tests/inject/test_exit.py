@@ -41,7 +41,7 @@ def test_death_by_signal_is_passed_on_with_the_final_table(program, dtrrun, name
     )
     ended = dtrrun("--budget", "1GB", "dies.py")
     number = getattr(signal, name)
-    assert ended.status == -number  # as `subprocess` tells that we were ended by it
+    assert ended.status == -number  # how `subprocess` reports an end by that signal
     assert ended.report["exit_code"] == 128 + number
     assert "evictions" in ended.err
 
@@ -142,7 +142,7 @@ def test_ctrl_c_reaches_the_target_once_and_leaves_it_the_decision(program, plai
 
 
 def test_ctrl_c_three_times_ends_a_target_that_does_not_hear(program, plain):
-    """As one whose main thread waits in native code; a handler would not run there either."""
+    """The third Ctrl-C ends a target that ignores it, or whose main thread waits in native code."""
     program("terminal.py", TERMINAL)
     program(
         "waits.py",
@@ -214,7 +214,7 @@ def test_a_budget_larger_than_the_device_is_a_warning(program, dtrrun):
 
 
 def test_nothing_that_imports_torch(program, dtrrun):
-    """... and we import it nowhere either: a torch that is first on every path would tell."""
+    """dtrrun does not import torch either: a fake torch, first on every path, would reveal it."""
     program("watch/torch.py", "import os\nos.write(2, b'torch was imported')\n")
     began = time.monotonic()
     ended = dtrrun("--budget", "1GB", "true", env={"PYTHONPATH": "watch"})
@@ -254,7 +254,7 @@ def test_a_runtime_that_cannot_start_ends_the_process(program, dtrrun, heuristic
 
 
 def test_loading_shape_functions_is_no_thrashing(program, dtrrun):
-    """The first that is written in Python imports sympy, in the middle of the first step."""
+    """The first shape function written in Python imports sympy in the middle of the first step."""
     program(
         "train.py",
         "import time, torch\n"

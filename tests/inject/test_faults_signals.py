@@ -1,4 +1,4 @@
-"""Signals while a process is rematerializing: how it ends, what is said at the end, what is left behind."""
+"""Signals while a process is rematerializing: how it ends, the final messages, and what is left behind."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ for _ in range(10_000):  # all but the first few are evicted: this is hardly any
 
 @pytest.fixture
 def replaying(program, tmp_path, environment):
-    """Starts dtrrun on the text above; gives the launcher, and the id of the process that trains."""
+    """Start dtrrun on the text above; return the launcher, and the id of the process that trains."""
     program("replays.py", REPLAYS)
     started = []
 

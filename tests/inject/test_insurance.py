@@ -1,4 +1,4 @@
-"""docs/howto/insurance.md: the demonstration, as the page shows it, and the figure that it gives."""
+"""docs/howto/insurance.md: the demonstration works as the page shows it, with the figure that it gives."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ PAGE = (DOCS / "howto" / "insurance.md").read_text()
 
 
 def test_the_long_batch_ends_the_program_and_not_the_one_under_dtrrun(plain, tmp_path):
-    """Each command of the page, with what it prints; the last digits of a loss differ between machines."""
+    """Each command of the page prints what is shown, except the last digits of a loss (machine-dependent)."""
     shutil.copytree(DOCS / "howto", tmp_path / "docs" / "howto")
     _, limit, *rest = re.split(r"^\$ ", re.search(r"```console\n(.*?)```", PAGE, re.DOTALL)[1], flags=re.M)
     assert limit.startswith("ulimit -d ")

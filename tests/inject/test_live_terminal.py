@@ -1,6 +1,6 @@
 """The live table on a real terminal emulator (tmux): the script's output survives beside it.
 
-`live/driver.py` stands for the launcher, and `live/script.py` writes its own record: no runtime is needed.
+`live/driver.py` replaces the launcher, and `live/script.py` writes its own record: no runtime is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TITLE = "── dtrrun · auto · cpu ──"
 
 
 class Tmux:
-    """One terminal of its own server, with one command in it after the other."""
+    """One terminal on a separate tmux server, in which commands run one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,12 +59,12 @@ class Tmux:
             str(HERE / "script.py"),
             str(folder),
         ]
-        # The command is typed by a file: where it wraps must not depend on the length of these paths.
+        # The command comes from a file, so that where it wraps does not depend on the length of these paths.
         (self.folder / "go").write_text(f"clear; {shlex.join([*words, what])} {redirect}\n")
         self.type(f". {self.folder}/go", "Enter")
 
     def seen(self) -> None:
-        """Let the script go on, which waits until its table has been seen."""
+        """Let the script continue, which waits until its table has been seen."""
         (self.folder / f"records{self.records}" / "seen").touch()
 
     def type(self, *keys: str) -> None:
@@ -74,7 +74,7 @@ class Tmux:
         return self.do("capture-pane", "-p", *more)
 
     def transcript(self) -> list[str]:
-        """All lines since the command was given, those that have scrolled away as well, less the prompt."""
+        """Return all lines since the command was typed, including scrolled-away ones, without the prompt."""
         text = self.screen("-S", "-").split("/go\n")[-1].split("[exit ")[0]
         return [line.rstrip() for line in text.rstrip().splitlines()]
 
@@ -105,13 +105,13 @@ def tmux(tmp_path: Path) -> Iterator[Tmux]:
 
 
 def without_final(lines: list[str]) -> list[str]:
-    """Up to the final table."""
+    """Return the lines before the final table."""
     end = next((i for i, line in enumerate(lines) if line.startswith("dtrrun ──")), len(lines))
     return lines[:end]
 
 
 def timeless(lines: list[str]) -> list[str]:
-    """tqdm's lines without the speed that it measured."""
+    """Return the lines without the speed in tqdm's."""
     return [re.sub(r"\[[\d:]+<[\d:]+,.*\]", "[]", line) for line in lines]
 
 
@@ -181,7 +181,7 @@ def test_ctrl_c_reaches_the_script_and_leaves_a_clean_terminal(tmux: Tmux) -> No
     tmux.type("C-c")
     text = tmux.until_shown("KeyboardInterrupt", "[exit -2]")
     assert TITLE not in text
-    tmux.type("clear; seq 30; stty -a | grep -c ' icanon.* echo '", "Enter")  # scrolls over the whole screen
+    tmux.type("clear; seq 30; stty -a | grep -c ' icanon.* echo '", "Enter")  # scrolls the whole screen
     lines = tmux.until_shown("30\n1\n").splitlines()
     assert len(lines) - 1 == lines.index("30") + 2 or lines[-1] == "$"
     assert "22" in lines
@@ -193,7 +193,7 @@ def test_ctrl_z(tmux: Tmux) -> None:
     tmux.type("C-z")
     tmux.until_shown("Stopped")
     tmux.type("bg", "Enter")
-    tmux.until(lambda: TITLE not in tmux.screen())  # in the background the terminal is the shell's
+    tmux.until(lambda: TITLE not in tmux.screen())  # in the background: the terminal belongs to the shell
     tmux.type("fg", "Enter")
     tmux.until_shown(TITLE)
     tmux.type("C-c")
@@ -204,7 +204,7 @@ def test_a_question_is_answered(tmux: Tmux) -> None:
     tmux.run("ask")
     tmux.until_shown(TITLE, "name?")
     tmux.type("bo")
-    time.sleep(0.6)  # the table is drawn in between
+    time.sleep(0.6)  # the table is drawn meanwhile
     tmux.type("b", "Enter")
     tmux.until_shown("[exit 0]")
     assert without_final(tmux.transcript()) == ["name? bob", "hello bob"]
@@ -216,5 +216,5 @@ def test_stdout_to_a_file_and_a_script_that_is_killed(tmux: Tmux, tmp_path: Path
     tmux.seen()
     tmux.until_shown("[exit -9]")
     assert TITLE not in tmux.screen()
-    assert "190 MB" in tmux.screen()  # the final table of a script that could say no more
+    assert "190 MB" in tmux.screen()  # the final table, although the script was killed
     assert (tmp_path / "out").read_bytes() == b"to\tthe file\nFalse True True\n"

@@ -1,4 +1,4 @@
-"""The native extension through the command line, on machines that have it and can and cannot build it."""
+"""The native extension through the command line, on machines that have it, can build it, or cannot."""
 
 import json
 import os
@@ -32,7 +32,7 @@ REFUSED = "dtrrun: error: {} could not be put under the budget: {}"
 
 @pytest.fixture
 def bare(tmp_path):
-    """An environment without a compiler, and without what was built before."""
+    """An environment without a compiler and without earlier builds."""
     (tmp_path / "bin").mkdir()
     return {"PATH": str(tmp_path / "bin"), "CXX": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
@@ -43,7 +43,7 @@ def script(program):
 
 
 def test_without_a_compiler_nothing_runs(dtrrun, program, bare):
-    """One line says what to do, even to a program that catches everything, and with --quiet."""
+    """One line says what to do, even with --quiet and if the program catches every exception."""
     script = program("train.py", "try:\n    import torch\nexcept BaseException:\n    pass\nprint('trains')\n")
     for quiet in ([], ["--quiet"]):
         ended = dtrrun("--budget", "1GB", *quiet, script, env=bare)
@@ -62,7 +62,7 @@ def test_without_a_compiler_no_block_begins(plain, program, bare):
 
 
 def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
-    """The program is then importing torch, and its traceback says that."""
+    """The program is importing torch at that point, and its traceback says so."""
     compiler = tmp_path / "cxx"
     compiler.write_text("#!/bin/sh\nsleep 60\n")
     compiler.chmod(0o755)
@@ -75,7 +75,7 @@ def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
     for line in child.stderr:
         lines.append(line)
         if "building the native fast path" in line:
-            child.send_signal(signal.SIGINT)  # which it passes on
+            child.send_signal(signal.SIGINT)  # which dtrrun passes on
     assert child.wait() == -signal.SIGINT
     assert "".join(lines[2:]) == (
         "Traceback (most recent call last):\n"
@@ -90,7 +90,7 @@ def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
 
 
 def test_processes_say_it_once(dtrrun, program, bare):
-    """Also those of `multiprocessing`, whose parent has not imported torch."""
+    """This includes `multiprocessing` children whose parent has not imported torch."""
     script = program(
         "both.py",
         "import multiprocessing, subprocess, sys\n"
@@ -125,7 +125,7 @@ def test_a_compiler_that_fails(dtrrun, script, bare, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no compiler")
 def test_with_it(dtrrun, script):
-    """Built for other tests, or now."""
+    """With the extension (built for other tests, or now), the fast path is used."""
     ended = dtrrun("--budget", "1GB", "--quiet", script)
     assert (ended.status, ended.out) == (0, "trained\n"), ended.err
     native = ended.report["native"]

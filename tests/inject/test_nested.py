@@ -1,4 +1,4 @@
-"""Processes that are not what they seem: a dtrrun inside another, images that exec replaces, pool workers."""
+"""Unusual processes: a dtrrun inside another, images replaced by exec, pool workers."""
 
 import sys
 
@@ -61,7 +61,7 @@ def test_workers_of_a_pool_were_not_killed(program, dtrrun):
         "    with multiprocessing.Pool(2) as pool:\n"
         "        print(pool.map(work, [1, 2]))\n"
         "        for _ in range(2):\n"
-        "            pool.apply_async(time.sleep, (600,))\n"  # an idle worker may end by itself
+        "            pool.apply_async(time.sleep, (600,))\n"  # an idle worker may exit by itself
         "        time.sleep(1)\n",
     )
     run = dtrrun("--budget", "1GB", "pool.py")

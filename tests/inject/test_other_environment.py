@@ -1,4 +1,4 @@
-"""A target in an environment of its own: with torch but without dtrrun, or without torch."""
+"""A target in another environment: with torch but without dtrrun, or without torch."""
 
 import importlib.metadata
 import re
@@ -11,7 +11,7 @@ from modes import MODES
 
 
 def needed_by(name):
-    """The names of the distributions that `name` needs, itself included."""
+    """Return the names of the distributions that `name` needs, including itself."""
     found, waiting = set(), [name]
     while waiting:
         name = waiting.pop()
@@ -27,14 +27,14 @@ def needed_by(name):
 
 @pytest.fixture
 def python(plain, tmp_path):
-    """The interpreter of an environment in which nothing is installed."""
+    """The interpreter of an empty environment."""
     assert plain(sys.executable, "-m", "venv", "--without-pip", "venv").status == 0
     return str(tmp_path / "venv" / "bin" / "python")
 
 
 @pytest.fixture
 def python_with_torch(python, tmp_path):
-    """... and one in which there are torch and what torch needs, and no package of ours."""
+    """The interpreter of an environment with torch and its dependencies, but without dtrrun."""
     (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
     ours = Path(torch.__file__).parent.parent
     for name in needed_by("torch"):
@@ -97,7 +97,7 @@ def test_without_torch(program, plain, dtrrun, python):
     ids=["too old", "free-threaded"],
 )
 def test_a_python_that_will_not_do_ends_at_the_import_of_torch(program, dtrrun, disguise, why):
-    """Rather than train without a budget."""
+    """The run ends there rather than train without a budget."""
     program("old/torch.py", "Tensor = None\n")
     program("train.py", f"{disguise}print('before', flush=True)\nimport torch\nprint('after')\n")
     ended = dtrrun("--budget", "1GB", "train.py")
@@ -108,7 +108,7 @@ def test_a_python_that_will_not_do_ends_at_the_import_of_torch(program, dtrrun, 
 
 
 def test_the_active_environment_is_the_one_that_is_meant(program, plain, python, tmp_path):
-    """dtrrun found on PATH, as after `pipx install`, and an environment activated."""
+    """With dtrrun on PATH, as after `pipx install`, the active environment's Python is used."""
     program("bin/dtrrun", f"#!{sys.executable}\nfrom dtrrun.cli.main import main\nmain()\n")
     (tmp_path / "bin" / "dtrrun").chmod(0o755)
     program("show.py", "import sys\nprint(sys.prefix)\n")

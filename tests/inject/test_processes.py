@@ -1,4 +1,4 @@
-"""Which processes of a target run under the budget: those that may train, not their helpers."""
+"""The processes of a target that run under the budget: those that may train, not their helpers."""
 
 import pytest
 from modes import MODES
@@ -43,7 +43,7 @@ def test_data_loader_workers_are_left_alone_and_other_children_are_not(program, 
     assert (ended.status, ended.out) == (0, "loader 0.0\nchild ['dtrrun']\nparent ['dtrrun'] 0\n"), ended.err
     assert sorted(process["steps"] for process in ended.processes) == [0, 3]
     assert [process["status"] for process in ended.processes] == ["ended", "ended"]
-    assert "os.fork()" not in ended.err  # as of a child that trains without a budget
+    assert "os.fork()" not in ended.err  # the warning for a child that trains without a budget
 
 
 def test_a_subprocess_trains_under_the_budget(program, dtrrun):
@@ -91,7 +91,7 @@ def test_torchrun_with_ddp_and_data_loader_workers(program, plain, dtrrun, tmp_p
     found = [(tmp_path / f"rank{rank}").read_text().splitlines() for rank in range(2)]
     assert [lines[0] for lines in found] == [lines[0] for lines in without]
     assert [lines[1] for lines in found] == ["['dtrrun']"] * 2
-    assert sorted(process["rank"] for process in ended.processes) == [0, 1]  # and no agent, no worker
+    assert sorted(process["rank"] for process in ended.processes) == [0, 1]  # no agent and no worker
     assert all(process["steps"] == 2 and process["evictions"] > 0 for process in ended.processes)
 
 

@@ -45,19 +45,19 @@ def config(environment):
 
 
 RULES = "h_dtr_eq,h_chain(c=ancestors,s=0.333,next=0,released=first)"
-"""A shell needs the second quoted."""
+"""The second one needs quotes in a shell."""
 
 
 def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, config):
     run = profile("--checks", "1", "--heuristic", RULES, "--json", "found.json", mlp)
     assert run.status == 0, run.err
     found = json.loads((tmp_path / "found.json").read_text())
-    assert "step 0" not in run.out + run.err  # what the script wrote
+    assert "step 0" not in run.out + run.err  # the script's output is hidden
     assert f"dtrrun --profile mlp {mlp}" in run.out
     peak, minimum, best = (found[f"{name}_bytes"] for name in ("plain_peak", "minimum", "recommended"))
     assert minimum <= best < peak
     if minimum < best:
-        heuristic = shlex.quote(found["minimum_heuristic"])  # which one differs with the times measured
+        heuristic = shlex.quote(found["minimum_heuristic"])  # depends on the measured times
         assert f"--budget {minimum}B --heuristic {heuristic} {mlp}" in run.out
     assert found["minimum_certified"]
     measured = {row["budget_bytes"]: row for row in found["points"] if row["measured"]}
@@ -68,7 +68,7 @@ def test_from_a_script_to_a_run_with_its_profile(profile, plain, mlp, tmp_path, 
             for count in ("evictions", "rematerializations"):
                 if row["predicted"]["status"] == "ok":
                     assert row["predicted"][count] == row["measured"][count]
-                else:  # at the limit of the slowdown, where predictions end and runs may just succeed
+                else:  # at the slowdown limit, where the prediction stops and the run may just succeed
                     assert row["predicted"][count] <= row["measured"][count]
             assert row["measured"]["peak_bytes"] <= row["budget_bytes"]
     words = ("--quiet", "--profile", "mlp", "--json", "again.json", mlp, "--steps", "3")
@@ -120,7 +120,7 @@ def test_an_interruption_keeps_what_there_is(mlp, environment, tmp_path, number)
     )
     records = []
     end = time.monotonic() + 300
-    while not records and time.monotonic() < end:  # until the first run is under way
+    while not records and time.monotonic() < end:  # until the first run has started
         records = list(tmp_path.glob("dtrrun-*/*.record"))
         time.sleep(0.05)
     process.send_signal(number)

@@ -53,7 +53,7 @@ def test_the_second_step(record, script, tmp_path):
 
 
 def test_a_range_and_the_rest_of_the_program(record, script, tmp_path):
-    """A child that is forked within a step leaves the log alone."""
+    """A child forked within a step does not touch the log."""
     script.write_text(SCRIPT + "    import os\n    if not os.fork():\n        os._exit(0)\n    os.wait()\n")
     run = record("-o", "steps.log.gz", "--step", "1-2", "--go-on", "--device", "cpu", "--quiet", str(script))
     assert (run.status, run.out) == (0, "step 1\nstep 2\nstep 3\n"), run.err
@@ -89,12 +89,12 @@ def test_what_is_wrong_is_said_before_anything_starts(record, script, words, mes
 
 
 def names(folder):
-    """Of all but what PyTorch leaves in the folder for temporary files."""
+    """Return all names except those that PyTorch leaves in the folder for temporary files."""
     return {one.name for one in folder.iterdir() if not one.name.startswith("torch")}
 
 
 def test_a_full_disk(environment, script, tmp_path):
-    """A limit on the size of files stands for it: the log is longer, all else is not."""
+    """A file size limit stands for a full disk: only the log exceeds it."""
     many = "for _ in range(4000):\n        torch.ones(2).add(1)\n    optimizer.step()"
     script.write_text(SCRIPT.replace("optimizer.step()", many))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a real run leaves: JSON with a timeline, the page and the trace, without a terminal and when quiet."""
+"""Files of a real run: JSON with a timeline, the page and the trace, without a terminal and with --quiet."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the rules of the trace's format
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # for the trace format's rules
 import pytest
 from trace_format import broken_rules
 
@@ -49,7 +49,7 @@ def test_a_run(dtrrun, plain, program, open_umask, tmp_path):
     assert steps["last"] == [1, 2, 3, 4, 5, 6]
     assert all(0 < end < run.report["elapsed_seconds"] for end in steps["ended"])
     walls = sum(steps["seconds"]["wall"])
-    assert 0 < walls < run.report["seconds"]["wall"] + 0.1  # the steps' clock starts before the record's
+    assert 0 < walls < run.report["seconds"]["wall"] + 0.1  # the step clock starts before the record's
     text = (tmp_path / "trace.json").read_text()
     assert broken_rules(text) == []
     events = json.loads(text)["traceEvents"]

@@ -1,4 +1,4 @@
-"""The user's own sitecustomize and usercustomize are run as Python itself would run them."""
+"""The user's sitecustomize and usercustomize run as Python itself would run them."""
 
 import sys
 
@@ -16,7 +16,7 @@ SHOWS = (
 
 @pytest.fixture
 def venv(plain, tmp_path):
-    """An environment of its own; returns its interpreter and its site-packages."""
+    """A fresh environment: its interpreter and its site-packages."""
     assert plain(sys.executable, "-m", "venv", "--without-pip", "venv").status == 0
     (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
     return str(tmp_path / "venv" / "bin" / "python"), packages
@@ -33,7 +33,7 @@ def test_on_pythonpath(program, plain, dtrrun, tmp_path, text):
     env = {"PYTHONPATH": str(tmp_path / "mine")}
     without = plain(sys.executable, "show.py", env=env)
     ended = dtrrun("--quiet", "show.py", env=env)
-    # The parent is a Python too: it runs the user's as well, and first.
+    # The parent is also a Python, and runs the user's module first.
     says = [line for line in without.out.splitlines() if line.startswith("mine")]
     assert ended.out.splitlines() == says + without.out.splitlines()
     theirs = [line for line in ended.err.splitlines() if not line.startswith("dtrrun: ")]
@@ -56,7 +56,7 @@ def test_in_site_packages(program, plain, dtrrun, venv):
 def test_usercustomize(program, plain, dtrrun, tmp_path):
     program("mine/usercustomize.py", SAYS)
     program("show.py", SHOWS)
-    base = sys._base_executable  # in an environment, Python imports no usercustomize
+    base = sys._base_executable  # in a virtual environment, Python imports no usercustomize
     env = {"PYTHONPATH": str(tmp_path / "mine")}
     without = plain(base, "show.py", env=env)
     ended = dtrrun("--quiet", "--python", base, "show.py", env=env)

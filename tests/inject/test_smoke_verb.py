@@ -1,4 +1,4 @@
-"""`dtrrun smoke` in real interpreters: it passes where all is well, and fails for the right reason."""
+"""`dtrrun smoke` in real interpreters: it passes if all is well, and fails for the right reason."""
 
 import json
 import signal
@@ -65,7 +65,7 @@ def test_a_script_that_is_well(smoke, tmp_path):
 
 
 def test_quiet_says_nothing_where_all_is_well(smoke):
-    """Both runs have the same seed, of all generators."""
+    """Nothing is printed, since both runs have the same seed for all generators."""
     draws = "float(numpy.random.rand()) + random.random() + len({'a', 'b'}) * (hash('a') % 7)"
     script = SCRIPT.replace("import sys, torch", "import numpy, random, sys, torch").replace(
         "    optimizer.step()\n", f"    optimizer.step()\n    model[0].bias.data += {draws}\n"
@@ -77,7 +77,7 @@ def test_quiet_says_nothing_where_all_is_well(smoke):
 
 
 def test_a_script_that_depends_on_the_mode(smoke):
-    """In what it trains, and in how long it takes."""
+    """Both a difference in what it trains and one in how long it takes are reported."""
     script = SCRIPT.replace(
         "    optimizer.step()\n",
         "    optimizer.step()\n"

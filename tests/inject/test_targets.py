@@ -1,4 +1,4 @@
-"""Every kind of target runs under the budget and sees the interpreter as it is without us."""
+"""Every kind of target runs under the budget and sees the interpreter as it is without dtrrun."""
 
 import json
 import sys

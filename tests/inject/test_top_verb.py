@@ -1,4 +1,4 @@
-"""`dtrrun top`, from another process than the run's."""
+"""`dtrrun top`, from a process outside the run."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def run(tmp_path, environment):
-    """A run under way that has trained three steps and waits."""
+    """A live run that has trained three steps and waits."""
     script = tmp_path / "waits.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
@@ -41,7 +41,7 @@ def run(tmp_path, environment):
 def test_a_run_is_seen_from_elsewhere(run, plain):
     deadline = time.monotonic() + 30
     steps = 0
-    while steps < 3 and time.monotonic() < deadline:  # it publishes now and then
+    while steps < 3 and time.monotonic() < deadline:  # it publishes at intervals
         done = plain(sys.executable, "-m", "dtrrun", "top", "--json", "-")
         assert done.status == 0, done.err
         [found] = [one for one in json.loads(done.out)["runs"] if one["pid"] == run.pid]

@@ -1,4 +1,4 @@
-"""Results that cannot be written: each is one line, the others are written, and the run's status is kept."""
+"""Each unwritable result gives one line; the others are written, and the run's status is kept."""
 
 import json
 import os
@@ -24,7 +24,7 @@ OUTPUTS = {"--json": "a.json", "--html": "a.html", "--trace": "a.trace.json"}
 
 @pytest.fixture
 def shell(plain):
-    """A line of sh, in which `dtrrun` is ours."""
+    """Run a line of sh, in which `dtrrun` is this one."""
     return lambda line, **more: plain(
         "sh", "-c", f'dtrrun() {{ "{sys.executable}" -m dtrrun "$@"; }}; {line}', **more
     )
@@ -91,7 +91,7 @@ VERBS = {
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The text of a run's report."""
+    """The text of one run's report."""
     folder = tmp_path_factory.mktemp("run")
     command = [sys.executable, "-m", "dtrrun", "--device", "cpu", "--json", "run.json", "-c", TRAINS]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
@@ -117,7 +117,7 @@ def test_a_full_standard_output_is_one_line(shell, inputs, verb):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "smoke"])
 def test_a_reader_of_standard_output_may_leave(environment, inputs, tmp_path, verb):
-    """As with `| head`: the verb does its work, and says nothing about it."""
+    """If the reader leaves, as with `| head`, the verb completes and prints no error."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "dtrrun", *VERBS[verb].split()]

@@ -83,18 +83,18 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def environment(environment):
-    """Nothing says which way to take."""
+    """An environment that does not choose the way in."""
     return environment | {"DTRRUN_WAY_IN": ""}
 
 
 def test_a_fallback_that_is_there_already(plain, program, built):
-    """As PyTorch's own will be: all runs natively by the other way in, with the same bits."""
+    """As with PyTorch's own in the future, all runs natively by the other way in, with the same bits."""
     ended = plain(sys.executable, program("block.py", IN_A_BLOCK), env={"PYTHONPATH": str(built)})
     assert (ended.status, ended.err, ended.out) == (0, "", "custom-rng []\n")
 
 
 def test_a_fallback_that_comes_later(plain, dtrrun, program, built):
-    """It can have the key if dtrrun has taken the other way in. If not, PyTorch refuses it, and says how."""
+    """It gets the key if dtrrun uses the other way in. If not, PyTorch refuses it, and says what to do."""
     script = program("later.py", LATER)
     expected = plain(sys.executable, script, env={"PYTHONPATH": str(built)})
     env = {"PYTHONPATH": str(built), "DTRRUN_WAY_IN": "custom-rng"}

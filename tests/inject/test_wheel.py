@@ -1,4 +1,4 @@
-"""Wheels of this project, in an environment of its own that has no PyTorch."""
+"""Wheels of this project, in a separate environment without PyTorch."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def call(*command, cwd=None):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built as for a release, from a source archive. In a copy: setuptools leaves files where it builds."""
+    """A wheel built as for a release, from a source archive, in a copy: setuptools leaves files behind."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("dtrrun", "profiles"):
         ignore = shutil.ignore_patterns("__pycache__")
@@ -75,7 +75,7 @@ def full(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clean(full):
-    """The folder of the commands of an environment into which that wheel was installed."""
+    """The folder of commands of an environment with that wheel installed."""
     venv = full.parent / "venv"
     call(sys.executable, "-m", "venv", "--without-pip", venv)
     call(
@@ -90,7 +90,7 @@ def test_it_has_every_file_and_asks_for_no_torch(wheel):
         names = {name for name in opened.namelist() if name.startswith("dtrrun/")}
         (metadata,) = (name for name in opened.namelist() if name.endswith("dist-info/METADATA"))
         told = Parser().parsestr(opened.read(metadata).decode())
-    folders = (ROOT / "dtrrun", ROOT / "dtrrun" / "profiles")  # the second is a link
+    folders = (ROOT / "dtrrun", ROOT / "dtrrun" / "profiles")  # the second is a symbolic link
     files = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert names == {path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "__pycache__"}
     needed = [line for line in told.get_all("Requires-Dist") if line.startswith("torch>")]
@@ -98,7 +98,7 @@ def test_it_has_every_file_and_asks_for_no_torch(wheel):
 
 
 def test_what_a_full_wheel_adds(wheel, full):
-    """Its name says what it needs: auditwheel has read the binaries' symbols."""
+    """It adds two binaries, and its name states what auditwheel read from their symbols."""
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
     with zipfile.ZipFile(full) as opened:
@@ -113,7 +113,7 @@ def test_what_a_full_wheel_adds(wheel, full):
 
 
 def test_no_compiler_is_needed(clean, plain, program, tmp_path):
-    """Inside 60 % of its peak, the same bits, natively. The binary is tried once."""
+    """A run at 60 % of its peak gives the same bits, natively. The binary is tried once."""
     program("train.py", TRAIN)
     dtrrun = (str(clean / "dtrrun"), "--device", "cpu", "--json", "run.json")
     alone = {
@@ -141,7 +141,7 @@ def test_no_compiler_is_needed(clean, plain, program, tmp_path):
 
 
 def test_the_readmes_first_command(clean, plain, program, tmp_path):
-    """With the options that need files of the package, and in the environment that is active."""
+    """It runs in the active environment, with the options that need the package's files."""
     lines = (ROOT / "README.md").read_text().splitlines()
     words = shlex.split(next(line for line in lines if line.startswith("    dtrrun")))
     assert words[-3:] == ["train.py", "--epochs", "3"]
@@ -150,7 +150,7 @@ def test_the_readmes_first_command(clean, plain, program, tmp_path):
     more = ("--profile", "low-memory", "--html", "page.html", "--json", "run.json")
     ended = plain(str(clean / "dtrrun"), *more, *words[1:], env=active)
     assert (ended.status, ended.out.splitlines()[-1]) == (0, sys.executable), ended.err
-    assert f"\n{clean.parent}/lib/" in ended.err  # the code that ran is the wheel's
+    assert f"\n{clean.parent}/lib/" in ended.err  # the wheel's code ran
     assert "uPlot" in (tmp_path / "page.html").read_text()
     report = json.loads((tmp_path / "run.json").read_text())
     assert report["budget_bytes"] == 6 * 10**9
@@ -160,7 +160,7 @@ def test_what_works_without_torch(clean, plain, program, tmp_path):
     dtrrun = str(clean / "dtrrun")
     log = str(ROOT / "tests" / "logs" / "amp.log.gz")
     words = (dtrrun, "simulate", "--heuristic", "h_dtr_eq", "--budgets", "0.5", "--jobs", "1", log)
-    ended = plain(*words, env={"CXX": "/none", "XDG_CACHE_HOME": str(tmp_path)})  # the core is the wheel's
+    ended = plain(*words, env={"CXX": "/none", "XDG_CACHE_HOME": str(tmp_path)})  # uses the wheel's core
     assert ended.status == 0
     assert "h_dtr_eq" in ended.out
     assert plain(dtrrun, "top", "--once").status == 0

@@ -1,4 +1,4 @@
-"""Training does not import `torch._dynamo`, and a program cannot tell (`dtrrun.boot.dynamo`)."""
+"""Training does not import `torch._dynamo`, and programs do not notice (`dtrrun.boot.dynamo`)."""
 
 PROGRAM = """
 import copy, inspect, os, pickle, sys, traceback, warnings

@@ -1,6 +1,6 @@
-"""Runs tests in a forked child, with a mutant.
+"""Runs tests with a mutant in a forked child.
 
-Children are forked from a process that has imported PyTorch once, and nothing else has happened in.
+Children are forked from a process that has imported PyTorch and done nothing else.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from dtrrun.native import building, compiling
 
 ROOT = Path(__file__).parents[2]
 FEW = {"PROGRAMS": "25", "PROGRAMS_SHRINK": "no", "DECISIONS": "15"}
-"""How much of the random programs children run."""
+"""How many of the random programs children run."""
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["numpy", "pytest", "torch._dynamo", "dtrrun.runtime.session"])
 
 
 class Ended(NamedTuple):
-    exit: int | None  # pytest's status, or the signal that the child died of, negative; None: it hung
+    exit: int | None  # pytest's status, or the negated signal that killed the child; None: it hung
     errors: list[str]  # what the tests failed with: type, folder of the source that raised it, text
     log: str
 
 
 def run(tests: list[str], mutant: str, folder: Path, seconds: float, library: Path | None = None) -> Ended:
-    """Run tests with the mutant of that name ("": none), and no longer than that.
+    """Run tests with the mutant of that name ("": none), for at most `seconds`.
 
-    library: the folder of the extensions with the native mutants, in place of the ordinary ones.
+    library: the folder of the extensions with the native mutants, which replace the ordinary ones.
     """
     errors, log = folder / "errors", folder / "log"
     errors.touch()
@@ -73,14 +73,14 @@ def _child(tests: list[str], mutant: str, errors: Path, log: Path, library: Path
         os.environ[schemata.VARIABLE] = str(numbers.get(mutant, 0))
         for name in (compiling.NAME, compiling.CORE_NAME):
             sys.modules[name] = building.import_from(name, library / f"{name}.so")
-    # The crashes that are meant to happen need no report, nor do assertions need to be explained.
+    # Expected crashes need no fault report, and assertions need no explanation.
     words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--assert=plain", *tests]
     status = pytest.main(words, plugins=[_Witness(errors)])
-    os._exit(status)  # whatever threads a mutant has left behind
+    os._exit(status)  # even if a mutant has left threads behind
 
 
 class _Witness:
-    """Notes what tests fail with."""
+    """Records the errors that tests fail with."""
 
     def __init__(self, errors: Path) -> None:
         self._errors = errors

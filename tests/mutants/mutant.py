@@ -43,7 +43,7 @@ NOT_APPLICABLE: dict[str, str] = {}
 
 
 class around:  # as a decorator, and in tables, where it reads like a function
-    """A replacement that is given what it replaces, before the arguments."""
+    """A replacement that receives the original before the arguments."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -65,14 +65,14 @@ def paths_of(mutant: Any) -> list[str]:
 
 
 class Mutant(NamedTuple):
-    row: str  # of the design's hazard table
+    row: str  # in the design's hazard table
     name: str
-    target: str  # "module:name" or "module:Class.name", without "dtrrun."; the module that uses what it names
+    target: str  # "module:name" or "module:Class.name", without "dtrrun."; the module is the one that uses it
     replacement: Any
     tests: str  # see `paths_of`
 
     def found(self) -> tuple[Any, str, Any]:
-        """The module or class, the name in it, and what that has now. AttributeError: this row is stale."""
+        """Return the module or class, the name in it, and its value. AttributeError: this row is stale."""
         module, _, path = self.target.partition(":")
         *classes, name = path.split(".")
         owner = reduce(getattr, classes, import_module(f"dtrrun.{module}"))
@@ -91,11 +91,11 @@ def row(name: str, *mutants: tuple[str, str, Any, str]) -> None:
     MUTANTS.extend(Mutant(name, *mutant) for mutant in mutants)
 
 
-# -- replacements that many have -----------------------------------------------------------------------------
+# -- common replacements -------------------------------------------------------------------------------------
 
 
 def nothing(*_args: Any, **_kwargs: Any) -> None:
-    """A function that does nothing."""
+    """Do nothing."""
 
 
 def yes(*_args: Any, **_kwargs: Any) -> bool:
@@ -107,7 +107,7 @@ def no(*_args: Any, **_kwargs: Any) -> bool:
 
 
 def called_from(module: str) -> bool:
-    """Asked by a replacement: whether dtrrun's module calls it."""
+    """Return whether the calling replacement was called from that module of dtrrun."""
     frame = sys._getframe()
     while frame.f_globals["__name__"].startswith("mutant"):
         frame = frame.f_back  # type: ignore[assignment]
@@ -115,7 +115,7 @@ def called_from(module: str) -> bool:
 
 
 def only_in(module: str, instead: Callable[..., Any]) -> around:
-    """Does `instead` where that module calls it, and elsewhere what the original does."""
+    """Return a replacement that calls `instead` if called from that module, else the original."""
     return around(
         lambda original, *args, **kwargs: (instead if called_from(module) else original)(*args, **kwargs)
     )

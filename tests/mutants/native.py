@@ -1,6 +1,6 @@
-"""The list of native mutants, which `native_*.py` fill.
+"""The list of native mutants, filled by `native_*.py`.
 
-Those that no test is known to notice name none: each is a test that is missing, or changes nothing.
+A mutant that no test is known to notice names none: either a test is missing, or it changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ NATIVE: list[NativeMutant] = []
 
 
 def native(row: str, file: str, *mutants: tuple[str, str, str, str]) -> None:
-    """Add mutants of a file: what goes wrong, the code, what is put in its place, and who notices."""
+    """Add mutants of a file: what goes wrong, the code, its replacement, and the tests that notice."""
     NATIVE.extend(
         NativeMutant(row, name, file, code, instead, tests) for name, code, instead, tests in mutants
     )

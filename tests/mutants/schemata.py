@@ -1,6 +1,6 @@
-"""Mutants of the native sources, all in one build: the environment says which one a process has.
+"""Mutants of the native sources, all in one build: the environment selects one for a process.
 
-A mutant is a piece of the sources and what stands in its place. The build has both, with a switch:
+A mutant is a piece of the sources and its replacement. The build has both, with a switch:
 
     a condition        (mutant(17) ? (false) : (version.resident.is_true(one)))
     a statement        if (mutant(17)) {} else { accounts.add(bytes); }
@@ -33,7 +33,7 @@ inline const int chosen_mutant = named_mutant == nullptr ? 0 : std::atoi(named_m
 inline bool mutant(int number) {{ return number == chosen_mutant; }}
 }}  // namespace dtrrun
 """
-SWITCHES = "switches.h"  # which is read before all others
+SWITCHES = "switches.h"  # included before all other files
 
 NOWHERE = "of {file}, {code!r} is there {count} times"
 UNMARKED = "{code!r} has no piece, or several, between « and »"
@@ -44,19 +44,19 @@ class NativeMutant(NamedTuple):
     row: str  # the part of the native code
     name: str  # what goes wrong
     file: str  # in dtrrun/native, or the path in dtrrun
-    code: str  # a text that is there once, with the piece that is replaced between « and »
+    code: str  # a text that occurs once, with the piece to replace between « and »
     instead: str
-    tests: str  # see `mutant.paths_of`; empty: none is known to notice
+    tests: str  # see `mutant.paths_of`; empty: no test is known to notice
 
 
 class Piece(NamedTuple):
     begin: int
     end: int
-    cases: list[tuple[int, str]]  # numbers of mutants, and what each puts in its place
+    cases: list[tuple[int, str]]  # numbers of mutants, and their replacements
 
 
 def squeezed(text: str) -> tuple[str, list[int]]:
-    """Return a text with single spaces in place of any white space, and where each character was."""
+    """Return a text with each run of white space as one space, and each character's original place."""
     places = [
         place for place, one in enumerate(text) if not one.isspace() or not text[place - 1 : place].isspace()
     ]
@@ -64,7 +64,7 @@ def squeezed(text: str) -> tuple[str, list[int]]:
 
 
 def place_of(mutant: NativeMutant, source: str) -> tuple[int, int]:
-    """Return where the piece is that a mutant replaces. Raises ValueError if it is not there once."""
+    """Return the place of the piece that a mutant replaces. Raises ValueError unless it occurs once."""
     code = re.sub(r"\s+", " ", mutant.code)
     if code.count("«") != 1 or code.count("»") != 1 or code.index("«") > code.index("»"):
         raise ValueError(UNMARKED.format(code=mutant.code))
@@ -78,7 +78,7 @@ def place_of(mutant: NativeMutant, source: str) -> tuple[int, int]:
 
 
 def switched(piece: str, cases: list[tuple[int, str]]) -> str:
-    """Return the code that has a piece, and what mutants put in its place."""
+    """Return code that switches between a piece and the mutants' replacements."""
     if piece.endswith((";", "}")):
         chosen = "".join(f"if (mutant({number})) {{ {new} }} else " for number, new in cases)
         return f"{chosen}{{ {piece} }}"
@@ -88,7 +88,7 @@ def switched(piece: str, cases: list[tuple[int, str]]) -> str:
 
 
 def mutated(file: str, source: str, mutants: dict[int, NativeMutant]) -> str:
-    """Return a source with its mutants, by number. Raises ValueError."""
+    """Return a source with its mutants, given by number. Raises ValueError."""
     pieces: dict[tuple[int, int], Piece] = {}
     for number, mutant in mutants.items():
         if mutant.file == file:
@@ -107,7 +107,7 @@ def mutated(file: str, source: str, mutants: dict[int, NativeMutant]) -> str:
 
 
 def sources(mutants: list[NativeMutant]) -> dict[str, str]:
-    """Return the native sources with all mutants, which are numbered from 1. Raises ValueError."""
+    """Return the native sources with all mutants, numbered from 1. Raises ValueError."""
     numbered = dict(enumerate(mutants, 1))
     made = {SWITCHES: SWITCH}
     for folder in SOURCES:
@@ -121,7 +121,7 @@ def sources(mutants: list[NativeMutant]) -> dict[str, str]:
 
 
 def library(mutants: list[NativeMutant]) -> Path:
-    """Return the folder of the extensions with all mutants, which are built if need be.
+    """Return the folder of the extensions with all mutants, which are built if necessary.
 
     Raises ValueError, building.CannotBuild.
     """
@@ -144,7 +144,7 @@ def _build(folder: Path, files: Sequence[Path], flags: list[str], target: str) -
     if (folder / target).exists():
         return
     files = [folder / file.relative_to(PACKAGE) for file in files]
-    flags = [*flags, f"-include{folder / SWITCHES}", "-O1"]  # which builds in half the time
+    flags = [*flags, f"-include{folder / SWITCHES}", "-O1"]  # builds in half the time
     unfinished = folder / "unfinished.so"
     for commands in compiling.stages(building.compiler(), files, flags, unfinished):
         with ThreadPoolExecutor() as at_once:

@@ -1,8 +1,8 @@
-"""Each handling of a hazard, and each part of the native code, is broken in turn: some test must notice.
+"""Each hazard's handling and each part of the native code is broken in turn: some test must notice.
 
-The mutants are tables. Those of Python (`mutants_of_*.py`) are a function or a constant of dtrrun and what it
-is replaced with; those of C++ (`native_*.py`) a piece of the sources and what stands in its place. The tests
-that are named must fail, or crash, with it, and pass without.
+The mutants are tables. Those of Python (`mutants_of_*.py`) list a function or constant of dtrrun and its
+replacement; those of C++ (`native_*.py`) a piece of the sources and its replacement. The named tests must
+fail, or crash, with the mutant, and pass without it.
 """
 
 import signal
@@ -14,11 +14,11 @@ from mutant import MUTANTS, NOT_APPLICABLE, ROWS, around, paths_of
 from native import NATIVE
 
 NOTICED = [mutant for mutant in NATIVE if mutant.tests]
-SECONDS = 240  # for the tests of one mutant; that they hang does not count as noticed
-EVERY = 24  # mutants of Python, of which `make test` runs one
+SECONDS = 240  # for the tests of one mutant; a hang does not count as noticed
+EVERY = 24  # `make test` runs one Python mutant in this many
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 BROKEN = ("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "UnboundLocalError")
-MISCALLED = ("TypeError", "AttributeError")  # raised by a replacement: what it replaces takes other arguments
+MISCALLED = ("TypeError", "AttributeError")  # raised by a replacement: the original takes other arguments
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def test_no_row_is_stale():
         replacement = mutant.replacement
         assert original != replacement, mutant.name
         assert callable(original) or not isinstance(replacement, around), mutant.name
-    schemata.sources(NATIVE)  # which raises if a piece is not there once
+    schemata.sources(NATIVE)  # raises unless each piece occurs exactly once
     for mutant in (*MUTANTS, *NOTICED):
         for path in paths_of(mutant):
             file, _, test = path.partition("::")

@@ -1,4 +1,4 @@
-"""How many examples are searched, and which: variables set it, see `test_programs`."""
+"""How many examples are searched, and which: environment variables set it, see `test_programs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHRINK = os.environ.get("PROGRAMS_SHRINK") != "no"
 
 
 def search(examples: int, **more: Any) -> settings:
-    """Generate and shrink; always the same examples where no seed is set."""
+    """Generate and shrink; always the same examples if no seed is set."""
     return settings(
         max_examples=examples,
         derandomize=SEED is None,

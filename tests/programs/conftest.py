@@ -1,4 +1,4 @@
-"""Garbage is collected between programs only, so that a program always does the same; see `settled`."""
+"""Garbage is collected only between programs, so that a program always does the same; see `settled`."""
 
 import gc
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.programs.running import Conditions, compare, settle
 
 @pytest.fixture(autouse=True, scope="module")
 def settled() -> Iterator[None]:
-    """What torch imports on first use is kept out of the collections."""
+    """Keep what torch imports on first use out of the collections."""
     compare((("module", 0, "linear"), ("backward", 0, False), ("numpy", 0, "array")), Conditions())
     enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What must hold of a session's own data between any two operators (design note, section 2)."""
+"""What must hold for a session's own data between any two operators (design note, section 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests import walks_model
 
 
 def check(session: Session) -> None:
-    """Raises AssertionError where the ledger, the recipes or the pool contradict themselves or the memory."""
+    """Raise AssertionError if the ledger, the recipes or the pool contradict each other or the memory."""
     ledger = session.ledger
     ledger.collect_dead()
     dtr = session.dtr
@@ -35,7 +35,7 @@ def check_version(ledger: Any, key: int, version: Version) -> None:
     assert not version.superseded, f"{told(version)} is listed, but a later version has its storage"
     assert version.scratch is None, f"{told(version)} has memory of its own beside the program's"
     storage = version()
-    if storage is None:  # died this moment: it is in the queue
+    if storage is None:  # it has just died, and is in the queue
         return
     assert ledger.key_of(storage) == key
     if version.pin == "other device":
@@ -61,7 +61,7 @@ def check_bytes(dtr: Any) -> None:
         assert version.resident
         assert version.scratch is not None
     if ledger.resident_bytes > ledger.limit and not dtr.eviction.warn_only:
-        # The program may have brought tensors that the session did not see being made; then all else is gone.
+        # The program may have brought tensors that the session did not see being made; then the rest is gone.
         idle = [version for version in ledger.policy if dtr.eviction.may_be_evicted(version)]
         assert not idle, (
             f"{ledger.resident_bytes} bytes in a budget of {ledger.limit}, and {told(idle[0])} stays"
@@ -69,7 +69,7 @@ def check_bytes(dtr: Any) -> None:
 
 
 def check_readers(ledger: Any) -> None:
-    """A version counts the recipes that read it: those that anything known has, at least."""
+    """Check that a version counts as readers at least the recipes of all known versions that read it."""
     reads: Counter[Version] = Counter()
     for operation in {version.operation for version in ledger.known()} - {None}:
         reads.update(operation.inputs)
@@ -78,7 +78,7 @@ def check_readers(ledger: Any) -> None:
 
 
 def check_recipes(dtr: Any, evicted: list[Version]) -> None:
-    """All that is evicted can be computed from constants that are here, kept alive and unchanged."""
+    """Check that all that is evicted can be computed from constants that are resident, held and unchanged."""
     key_of = dtr.ledger.key_of
     held = {
         key_of(content)
@@ -89,7 +89,7 @@ def check_recipes(dtr: Any, evicted: list[Version]) -> None:
     for version in reachable(evicted):
         if version.operation is None:
             assert version.resident, f"{told(version)}, of which something is to be recomputed, is lost"
-            seen = not version.escaped or dtr.recipes.foreign.trusts(version)  # it has a checksum
+            seen = not version.escaped or dtr.recipes.foreign.trusts(version)  # trusted memory has a checksum
             assert seen, f"{told(version)} is read by recipes, but other code can write to it"
             assert version.scratch is not None or key_of(version.memory()) in held, (
                 f"{told(version)} is not kept for the recipe that reads it"
@@ -122,7 +122,7 @@ def check_choice_of_copies(ledger: Any, listed: list[Version]) -> None:
 
 
 def reachable(versions: list[Version]) -> list[Version]:
-    """These, and all that their recipes lead to through what is not in memory."""
+    """Return these, and all that their recipes depend on through what is not in memory."""
     seen: dict[int, Version] = {id(version): version for version in versions}
     stack = list(versions)
     while stack:
@@ -146,7 +146,7 @@ def told(version: Version) -> str:
 
 
 def content(version: Version) -> bytes:
-    """The bytes of a resident version, read past everything."""
+    """Return the bytes of a resident version, read past all patches."""
     import ctypes
 
     storage = version.memory()

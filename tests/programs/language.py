@@ -1,7 +1,7 @@
 """A small language of PyTorch programs: a program is data, a tuple of steps, each a name and plain arguments.
 
-Printed, it can be read and pasted into a regression test. The same program always does the same: steps name
-their operands by place (0 is the newest tensor that the program holds), and a step that PyTorch refuses
+A printed program can be read and pasted into a regression test. The same program always does the same: steps
+name their operands by place (0 is the newest tensor that the program holds), and a step that PyTorch refuses
 leaves its error among what the program has seen. `steps_*.py` say what each step does.
 """
 
@@ -22,7 +22,7 @@ Step = tuple[Any, ...]
 Program = tuple[Step, ...]
 
 STEPS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
-"""By name: what interprets a step, and the values that each of its arguments can take."""
+"""By name: the interpreter of a step, and the values that each of its arguments can take."""
 
 PLACES = range(6)
 HELD = 20  # tensors that a program holds at once; the oldest goes first
@@ -30,7 +30,7 @@ CAUGHT = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
 
 
 class Body:
-    """In place of an argument's values: a tuple of steps."""
+    """Stands for an argument whose values are tuples of steps."""
 
 
 def step(*domains: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -55,20 +55,20 @@ class World:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.arrays: list[Any] = []
         self.leaves: list[torch.Tensor] = []
-        self.averages: list[torch.Tensor] = []  # what lives on over steps
+        self.averages: list[torch.Tensor] = []  # lives on across steps
         self.storages: list[torch.UntypedStorage] = []
 
     def keep(self, *made: torch.Tensor) -> None:
         self.tensors.extend(made)
 
     def pick(self, place: int) -> torch.Tensor:
-        """The place-th newest tensor."""
+        """Return the place-th newest tensor."""
         if not self.tensors:
             self.tensors.append(torch.randn(12, 16))
         return self.tensors[-1 - place % len(self.tensors)]
 
     def real(self, place: int) -> torch.Tensor:
-        """The same among those of a floating type that have elements."""
+        """Return the same among tensors of floating types that have elements."""
         found = [x for x in self.tensors if x.is_floating_point() and x.numel()]
         if not found:
             found = [torch.randn(12, 16)]
@@ -76,7 +76,7 @@ class World:
         return found[-1 - place % len(found)]
 
     def run(self, steps: Sequence[Step], observe: Callable[[], None] = lambda: None) -> None:
-        """Interpret steps; `observe` is called after each. Raises nothing of PyTorch's but BudgetError."""
+        """Interpret steps; `observe` is called after each. Of PyTorch's errors, raise only BudgetError."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name, *arguments in steps:
@@ -86,14 +86,14 @@ class World:
                 except dtrrun.BudgetError:
                     raise
                 except CAUGHT as error:
-                    # Autograd adds up gradients in place only where no dispatch mode looks: versions differ.
+                    # Autograd adds gradients in place only if no dispatch mode is watching: versions differ.
                     text = re.sub(r"\bversion \d+", "version", str(error)).partition("\n")[0]
                     self.seen.append(f"{name}: {type(error).__name__}: {text}")
                     del error
                 observe()
 
     def state(self) -> list[Any]:
-        """All that the program could look at, as bits."""
+        """Return all that the program could look at, as bits."""
         return bits(
             [
                 self.tensors,
@@ -118,7 +118,7 @@ def gradient_of(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def fit(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`x` in the type and size of another tensor, by operators."""
+    """Return `x` in the type and size of another tensor, by operators."""
     if x.is_complex() and not like.is_complex():
         x = x.real
     if x.dtype != like.dtype:
@@ -131,7 +131,7 @@ def fit(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def matrix(x: torch.Tensor, columns: int = 8) -> torch.Tensor:
-    """`x` as float32 rows of so many elements, at least two."""
+    """Return `x` as at least two float32 rows of this many elements."""
     x = (x.real if x.is_complex() else x).float().reshape(-1)
     rows = x.numel() // columns
     return x[: rows * columns].reshape(rows, columns) if rows >= 2 else x.sum().expand(3, columns)

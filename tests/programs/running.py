@@ -1,6 +1,6 @@
-"""Runs a drawn program plain and under dtrrun, and compares all that it holds, bit for bit.
+"""Runs a drawn program plain and under dtrrun, and compares everything it holds, bit for bit.
 
-A session covers a part of the program: what was made before is older than the session, and the rest runs on
+A session covers part of the program: what was made before is older than the session, and the rest runs on
 tensors that the session has left behind. After each step inside, the session's own data must be consistent.
 """
 
@@ -19,16 +19,16 @@ from tests.programs import invariants, steps_autograd, steps_mutation, steps_pyt
 from tests.programs.language import HELD, Program, World
 
 COMPOUND = ("train", "optimize", "backward_again", "handle_module", "change_leaf")
-"""These may write to one tensor more than once: after an error it may be anything in between."""
+"""These may write to one tensor more than once: after an error it may have any intermediate value."""
 
 
 class Conditions(NamedTuple):
     """How a program is run under dtrrun.
 
-    share: None for a budget of one byte that is gone over (everything is evicted at every moment); else how
+    share: None for a budget of one byte that may be exceeded (all is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
-    that run before the session begins, and after it has ended. slow: as `tests.paths.budget` takes it. turns:
-    heuristics that take turns, one for each step.
+    that run before the session begins, and after it has ended. slow: as in `tests.paths.budget`. turns:
+    heuristics that alternate, one for each step.
     """
 
     share: float | None = None
@@ -68,7 +68,7 @@ def compare(
     expected: list[Any] | None = None,
     least_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Run under dtrrun and compare with a plain run; returns the session's report."""
+    """Run under dtrrun and compare with a plain run; return the session's report."""
     expected = plain(program) if expected is None else expected
     budget_bytes = budget_of(program, conditions.share, least_bytes)
     done = first = min(conditions.first, len(program))
@@ -82,9 +82,9 @@ def compare(
         over_budget="warn" if conditions.share is None else "error",
         heuristic=conditions.heuristic,
         verify=True,
-        cost="model",  # decisions do not depend on the machine: a failure repeats
+        cost="model",  # decisions do not depend on the machine: failures are reproducible
     ) as session:
-        if len(program) % 3:  # it trains: then gradients are not looked for in other ways
+        if len(program) % 3:  # it trains: then gradients are not searched for in other ways
             torch.optim.SGD([weight])
         try:
             for done in range(first, split):
@@ -118,7 +118,7 @@ def compare(
 
 
 def check_survivors(program: Program, failed: int, w: World) -> None:
-    """Where a step ended in BudgetError, each tensor is as it was before it, or as it would be after it."""
+    """Check that after BudgetError in a step, each tensor is as before the step or as it would be after."""
     name = program[failed][0]
     if name in ("within", "in_thread"):
         return
@@ -137,6 +137,6 @@ def check_survivors(program: Program, failed: int, w: World) -> None:
 
 
 def settle() -> None:
-    """Collect what the last program has left in cycles; later collections need not look at what stays."""
+    """Collect the cycles that the last program has left; later collections can skip what stays."""
     gc.collect()
     gc.freeze()

@@ -16,7 +16,7 @@ LEAVES = 6
 
 
 def differentiable(w: World, place: int) -> torch.Tensor:
-    """The place-th newest tensor that leads to a leaf; if there is none, one is made."""
+    """Return the place-th newest tensor that leads to a leaf; make one if there is none."""
     found = [x for x in w.tensors if x.requires_grad and x.numel()]
     if not found:
         leaf(w, place, "tensor")
@@ -32,7 +32,7 @@ def scalar(x: torch.Tensor) -> torch.Tensor:
 @step(PLACES, ("tensor", "parameter", "made_inside", "requires_grad_"))
 def leaf(w: World, a: int, how: str) -> None:
     if torch.is_inference_mode_enabled():
-        return  # of such a leaf, PyTorch itself loses the gradients of some operators under a dispatch mode
+        return  # PyTorch itself loses the gradients of some operators of such a leaf under a dispatch mode
     x = w.real(a).detach().clone()
     if how == "parameter":
         x = nn.Parameter(x)
@@ -59,7 +59,7 @@ def backward_again(w: World, a: int, times: int) -> None:
 
 @step(PLACES, ("grad", "double", "backward", "hessian_vector"))
 def higher(w: World, a: int, how: str) -> None:
-    """Gradients that have gradients."""
+    """Compute gradients that have gradients."""
     x = differentiable(w, a)
     source = next((one for one in reversed(w.leaves) if one.requires_grad), x)
     loss = scalar(torch.sin(x) * x)
@@ -78,7 +78,7 @@ def higher(w: World, a: int, how: str) -> None:
 
 @step(PLACES, ("halve", "in_place", "keep", "retain_grad", "after", "node"))
 def hook(w: World, a: int, how: str) -> None:
-    """Hooks on a tensor that run in a later backward."""
+    """Register hooks on a tensor that run in a later backward pass."""
     x = differentiable(w, a)
     if how == "halve":
         x.register_hook(lambda gradient: gradient * 0.5)
@@ -112,7 +112,7 @@ def unpack_list(packed: Any) -> torch.Tensor:
 
 
 class Cube(torch.autograd.Function):
-    """Writes its own gradient, and looks at memory."""
+    """Writes its own gradient, and accesses memory."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -242,7 +242,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 @step(list(OPTIMIZERS), (True, False))
 def optimize(w: World, name: str, to_none: bool) -> None:
-    """A step of an optimizer over all parameters that there were at its first step."""
+    """Make an optimizer step over all parameters that existed at its first step."""
     if name not in w.optimizers:
         found = [p for m in w.modules.values() for p in m.parameters()]
         found += [one for one in w.leaves if one.is_leaf and one.requires_grad]
@@ -253,7 +253,7 @@ def optimize(w: World, name: str, to_none: bool) -> None:
 
 @step(PLACES, list(MODULES), list(OPTIMIZERS))
 def train(w: World, a: int, name: str, optimizer: str) -> None:
-    """A whole step of training."""
+    """Make a whole training step."""
     inputs = matrix(w.real(a)).detach()
     result = module_of(w, name)(inputs)
     loss = nn.functional.mse_loss(result, fit(inputs, result))
@@ -268,7 +268,7 @@ HELD_OVER = ("sgd", "foreach", "no_grad", "data", "numpy", "statistics", "fails"
 
 @step(PLACES, HELD_OVER, (False, True))
 def hold_over_change(w: World, a: int, how: str, backward: bool) -> None:
-    """A graph that takes much more than its weights is held while these change."""
+    """Hold a graph that takes much more than its weights while these change."""
     module = module_of(w, "held").eval()
     parameters = list(module.parameters())
     with torch.enable_grad():
@@ -300,7 +300,7 @@ def hold_over_change(w: World, a: int, how: str, backward: bool) -> None:
 
 @step(PLACES, ("data_add_", "data_new", "no_grad", "grad_scale", "grad_none", "clip"))
 def change_leaf(w: World, a: int, how: str) -> None:
-    """A leaf, or its gradient, changed behind autograd's back."""
+    """Change a leaf, or its gradient, behind autograd's back."""
     found = [*w.leaves, *(p for m in w.modules.values() for p in m.parameters())]
     if not found:
         return

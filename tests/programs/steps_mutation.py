@@ -1,4 +1,4 @@
-"""Steps that write to memory: in place, through views, `out=`, `_foreach`, `.data`, slices assigned."""
+"""Steps that write to memory: in place, through views, `out=`, `_foreach`, `.data`, slice assignments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def out(w: World, a: int, b: int, c: int, where: str) -> None:
 
 @step(PLACES, ("add", "mul_", "copy_", "lerp_", "addcdiv_", "norm", "zero_", "sqrt", "self_"))
 def foreach(w: World, a: int, name: str) -> None:
-    """A list operator over three tensors of the program."""
+    """Run a list operator over three of the program's tensors."""
     with torch.no_grad():
         many = [w.real(a + place).detach() for place in range(3)]
         others = [fit(w.pick(a), x) + 1 for x in many]
@@ -126,7 +126,7 @@ def foreach(w: World, a: int, name: str) -> None:
 
 @step(PLACES, ("lerp_", "mul_", "all", "with_new", "read"))
 def average(w: World, a: int, how: str) -> None:
-    """State that a program keeps and updates, by operators on lists; and what is computed from it."""
+    """Update state that the program keeps, by operators on lists, or compute something from it."""
     with torch.no_grad():
         inference = torch.is_inference_mode_enabled()
         if not w.averages or (
@@ -147,15 +147,15 @@ def average(w: World, a: int, how: str) -> None:
 
 @step(PLACES, PLACES, ("data", "set_", "resize_", "swap", "share"))
 def rebind(w: World, a: int, b: int, how: str) -> None:
-    """Change which storage a tensor has, or how much of it."""
+    """Change a tensor's storage, or how much of it the tensor uses."""
     x, y = w.pick(a), w.pick(b)
     if y.is_inference() or torch.is_inference_mode_enabled():
-        return  # PyTorch makes tensors then that it can neither count nor compute with
+        return  # PyTorch would make tensors that it can neither count nor compute with
     if how == "data":
         x.data = y.detach().clone()
     elif how == "set_":
         if x._is_view() and x.requires_grad:
-            return  # PyTorch itself crashes where it makes such a view's `grad_fn` anew (`register_hook`)
+            return  # PyTorch itself crashes when it regenerates such a view's `grad_fn` (`register_hook`)
         with torch.no_grad():
             x.detach().set_(y.detach())
             z = torch.zeros_like(y)

@@ -1,4 +1,4 @@
-"""Steps in which Python itself has a hand: copies, threads, NumPy, reads, tensors that are let go."""
+"""Steps in which Python itself takes part: copies, threads, NumPy, reads, tensors that are released."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def hold_twice(w: World, a: int) -> None:
 def duplicate(w: World, a: int, how: str) -> None:
     x = w.pick(a)
     if torch.is_inference_mode_enabled():
-        return  # leaves made there: see `leaf`
+        return  # for leaves made there: see `leaf`
     if how == "deepcopy":
         w.keep(copy.deepcopy(x))
     elif how == "copy":
@@ -118,7 +118,7 @@ def numpy(w: World, a: int, how: str) -> None:
 
 @step(PLACES, list(UNARY))
 def thread(w: World, a: int, name: str) -> None:
-    """A tensor sent to a thread and another one back."""
+    """Send a tensor to a thread, and get another one back."""
     there: queue.Queue[torch.Tensor] = queue.Queue()
     back: queue.Queue[torch.Tensor | BaseException] = queue.Queue()
 
@@ -141,7 +141,7 @@ def thread(w: World, a: int, name: str) -> None:
 
 @step(Body)
 def in_thread(w: World, body: tuple[Step, ...]) -> None:
-    """Any steps, run by another thread while this one waits."""
+    """Run any steps in another thread while this one waits."""
     errors: list[BaseException] = []
 
     def work() -> None:

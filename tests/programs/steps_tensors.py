@@ -58,7 +58,7 @@ BINARY = {
 
 
 def overlapping(x: torch.Tensor) -> torch.Tensor:
-    """Within the tensor: what a storage holds beside may never have been written."""
+    """Return a view within the tensor: the rest of its storage may never have been written."""
     if not x.is_contiguous() or x.numel() < 16:
         raise ValueError("too small")
     return x.as_strided((3, 4), (2, 3), x.storage_offset() + 1)
@@ -189,7 +189,7 @@ def branches(w: World, a: int) -> None:
 
 @step(PLACES, PLACES, ("gather", "index_select", "take", "embedding", "index", "one_hot"))
 def look_up(w: World, a: int, b: int, name: str) -> None:
-    """Read one tensor at places that another one gives."""
+    """Read one tensor at places that another one specifies."""
     x = matrix(w.real(a))
     index = (matrix(w.pick(b)).reshape(-1)[:6].nan_to_num().abs().clamp(max=1e6) * 7).long() % len(x)
     made = {

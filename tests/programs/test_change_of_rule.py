@@ -43,7 +43,7 @@ def test_the_bits_stay() -> None:
 
 
 def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened() -> None:
-    """So it knows of all that is in the pool, in order, and of all that is evicted or released."""
+    """It knows all that is in the pool, in order, and all that is evicted or released."""
     tally: Counter[str] = Counter()
 
     @search(max(NUMBER // 3, 1))
@@ -71,7 +71,7 @@ def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened()
 
 def test_an_interrupt_leaves_each_storage_in_the_pool_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(ledger: Ledger) -> list[Version]:
-        """The former policy has let go of its storages, and the new one has none."""
+        """Fail after the former policy has released its storages, before the new one has any."""
         monkeypatch.delattr(Ledger, "known")
         raise KeyboardInterrupt
 

@@ -1,7 +1,7 @@
-"""The ledger under any order of events, against twins: the same tensors, computed by PyTorch alone.
+"""The ledger under any order of events, compared with twins: the same tensors, computed by PyTorch alone.
 
 Every tensor of the session has a twin, made and mutated by the same operators below the dispatch mode, with
-the same views of the same storages. After each event the session's own data is consistent, and all that is in
+the same views of the same storages. After each event the session's own data is consistent, and everything in
 memory has its twin's bytes; what is evicted is compared whenever it is read, and at the end.
 """
 
@@ -86,7 +86,7 @@ MUTATE: dict[str, Callable[..., Any]] = {
 }
 
 UNPATCHED = {name: getattr(torch.Tensor, name) for name in ("numpy", "apply_", "tolist")}
-"""For the twins, of which the session must not know."""
+"""For the twins, which the session must not notice."""
 
 TALLY: Counter[str] = Counter()
 
@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.do(MAKE["arange"])
 
     def do(self, function: Callable[..., Any], *operands: tuple[torch.Tensor, torch.Tensor]) -> bool:
-        """Run on tensors, then on their twins; keep what is made. False where the budget is too small."""
+        """Run on tensors, then on their twins; keep the results. Return False if the budget is too small."""
         self.draws += 1
         torch.manual_seed(self.draws)
         try:
@@ -155,7 +155,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(sorted(MAKE)))
     def make_outside(self, name: str) -> None:
-        """A constant: no operator that the session has seen makes it."""
+        """Make a constant: no operator that the session has seen makes it."""
         with below():
             x = MAKE[name]()
             self.pairs.append((x, x.clone()))
@@ -184,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.do(lambda x, y: MUTATE[name](x, y) is None, self.wide(a), self.wide(b))
 
     def wide(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One with all elements of its own, which can be written to."""
+        """Return a tensor whose elements do not overlap, so that it can be written to."""
         found = [pair for pair in self.pairs if pair[0].shape == (SIDE, SIDE) and 0 not in pair[0].stride()]
         if not found:
             self.make_outside("eye")
@@ -206,11 +206,11 @@ class LedgerMachine(RuleBasedStateMachine):
         with below():
             assert found == UNPATCHED["tolist"](twin)
 
-    # -- what happens beside it --------------------------------------------------------------------
+    # -- what happens besides ----------------------------------------------------------------------
 
     @rule(a=PLACES, all_of_them=st.booleans())
     def evict(self, a: int, all_of_them: bool) -> None:
-        """Whatever a heuristic would say."""
+        """Evict, whatever a heuristic would say."""
         self.ledger.collect_dead()
         self.ledger.begin_pressure()
         for place in range(len(self.pairs)) if all_of_them else (a,):
@@ -229,7 +229,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(a=PLACES, how=st.sampled_from(("pin", "array", "write", "apply_")))
     def reach(self, a: int, how: str) -> None:
-        """Past the operators."""
+        """Access memory past the operators."""
         x, twin = self.wide(a)
         try:
             if how == "pin":
@@ -293,7 +293,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 def content(x: torch.Tensor) -> bytes:
-    """The bytes of a whole storage, read past every patch: an evicted one has none."""
+    """Return the bytes of a whole storage, read past every patch: an evicted one has none."""
     storage = torch._C.TensorBase.untyped_storage(x)
     return ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
 
@@ -308,4 +308,4 @@ def test_ledger_machine() -> None:
 
 def check_that_it_bites() -> None:
     assert TALLY["rematerialized"] >= 0.3 * TALLY["machines"], TALLY
-    assert TALLY["evicted"] >= 0.2 * TALLY["machines"], TALLY  # 15 to 350 of 60, by the draw
+    assert TALLY["evicted"] >= 0.2 * TALLY["machines"], TALLY  # 15 to 350 of 60, depending on the draw

@@ -1,4 +1,4 @@
-"""What is decided depends neither on who runs an operator again, C++ or Python, nor on observers."""
+"""Decisions depend neither on whether C++ or Python runs an operator again, nor on observers."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ GIVEN_UP: Program = (
     ("within", "saved_twice", (("higher", 0, "grad"),)),
     ("unary", 0, "sin"),
 )
-"""Inside hardly more than it needs, operations that wait for their inputs are given up many times."""
+"""With hardly more than the memory it needs, operations waiting for their inputs are given up many times."""
 
 
 def decisions(report: dict[str, Any]) -> dict[str, Any]:
-    if report["error"]:  # while it is handled, its traceback keeps what the frames of Python code refer to
+    if report["error"]:  # while it is handled, its traceback keeps what Python frames refer to
         return {"error": report["error"]["operator"]}
     return {name: report[name] for name in (*COUNTS, "decisions")}
 
@@ -73,7 +73,7 @@ def both(
     expected: list[Any] | None = None,
     least: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The decisions of a session, and those of one that is otherwise."""
+    """Return the decisions of a session, and those of one that `otherwise` has changed."""
     native = decisions(compare(program, conditions, expected, least))
     with monkeypatch.context() as patch:
         otherwise(patch)
@@ -114,7 +114,7 @@ def test_decisions_are_the_same(
 
 
 def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation that no longer waits must not count as a reader of what it would have made."""
+    """An operation that no longer waits does not count as a reader of what it would have made."""
     least = None
     for share in (None, -0.4, -0.3, -0.2):
         conditions = Conditions(share=share, slow=False)

@@ -1,4 +1,4 @@
-"""Random programs do under dtrrun what they do without it, bit for bit.
+"""Random programs compute under dtrrun what they compute without it, bit for bit.
 
     pytest tests/programs                                  110 programs, always the same ones
     PROGRAMS=2500 PROGRAMS_SEED=1 pytest tests/programs    others; another seed is another share of the work
@@ -26,7 +26,7 @@ from tests.python_replays import use_python_replays
 
 
 def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> None:
-    """With everything evicted at every moment, and inside a share of the peak."""
+    """Run with everything evicted at every moment, and inside a share of the peak."""
     expected = plain(program)
     least = None
     for one in (conditions._replace(share=None), conditions):
@@ -55,7 +55,7 @@ def test_random_programs() -> None:
 
 
 def check_that_it_bites(tally: Counter[str]) -> None:
-    """Most runs must have something to recompute."""
+    """Check that most runs have something to recompute."""
     assert tally["stress"] >= 0.9 * NUMBER
     assert tally["stress rematerialized"] >= 0.8 * tally["stress"], f"too little was evicted: {tally}"
     assert tally["budget rematerialized"] >= 0.25 * tally["budget"], f"too little was evicted: {tally}"
@@ -77,13 +77,13 @@ BREAKS: dict[str, tuple[object, str, object]] = {
     "handed out": (Mutation, "written_outside", lambda self, version, why, escapes: None),
     "sizes": (TensorCall, "resized", lambda self, hole, version: None),
 }
-"""Parts of the runtime in Python, and what they are replaced by. `tests/mutants` breaks those of C++."""
+"""Parts of the Python runtime, and what replaces them. `tests/mutants` breaks those in C++."""
 
 
 @pytest.mark.parametrize("part", BREAKS)
 def test_what_is_broken_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, instead = BREAKS[part]
-    monkeypatch.setattr(owner, name, instead, raising=owner is not Mutation)  # whose methods C++ has
+    monkeypatch.setattr(owner, name, instead, raising=owner is not Mutation)  # its methods are in C++
     if owner is Executor:
         use_python_replays(monkeypatch)
 
@@ -107,7 +107,7 @@ def test_what_is_broken_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_works_for_each_of_its_arguments(name: str) -> None:
-    """A step that PyTorch always refuses would test nothing."""
+    """No step is always refused by PyTorch: such steps would test nothing."""
     _, domains = STEPS[name]
     for place, domain in enumerate(domains):
         for value in () if domain is drawing.Body else domain:
@@ -117,7 +117,7 @@ def test_every_step_works_for_each_of_its_arguments(name: str) -> None:
 
 
 def works(name: str, arguments: list[object]) -> bool:
-    """Whether a step goes through in at least one of some worlds."""
+    """Return whether a step succeeds in at least one of several worlds."""
     before: tuple[Program, ...] = (
         (),
         (("leaf", 0, "tensor"), ("unary", 0, "sin"), ("hold_twice", 0)),

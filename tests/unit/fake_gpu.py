@@ -1,20 +1,19 @@
-"""A model of a GPU in plain Python. Sessions on CPU tensors run over it as they would over a real one.
+"""A model of a GPU in plain Python, on which sessions with CPU tensors run as they would on a real one.
 
-`FakeGpu` takes the place of `dtrrun.runtime.cuda.gpu.Gpu`: memory, streams, events and the current device.
-Its memory is an `Allocator`, a model of PyTorch's. The session's slow path runs each operator on it, and so
-do replays, so that it can refuse them for want of memory. There is no fast path: C++ would call the CPU's
-kernels.
+`FakeGpu` replaces `dtrrun.runtime.cuda.gpu.Gpu`: memory, streams, events and the current device. Its memory
+is an `Allocator`, a model of PyTorch's. The session's slow path and replays run every operator through it, so
+that it can raise out-of-memory errors. There is no fast path, because C++ would call the CPU's kernels.
 
     with fake_session(monkeypatch, budget) as (session, gpu):
         ...  # any program on the CPU
 
 A test can give operators a workspace, a duration or an error, move the program to another stream or device,
-and lower the cap. With `computes=False`, operators return tensors of the right shapes with no content. Memory
-is then requested from the system but never touched, so a step of 12 GB needs little of it
+and lower the cap. With `computes=False`, operators return tensors of the right shape but undefined content.
+Memory is then requested from the system but never touched, so a step of 12 GB needs little physical memory
 (`tests/bench/gpu_flush_counts.py`).
 
-What stands for the driver's library is `fake_nvml`. The other model of a GPU is in C, and lies below a real
-PyTorch with CUDA: `tests/hollow`.
+`fake_nvml` replaces the driver's library. `tests/hollow` is another model of a GPU, in C, underneath a real
+PyTorch with CUDA.
 """
 
 import itertools
@@ -40,9 +39,9 @@ from dtrrun.runtime.session import Session
 from tests.python_replays import use_python_replays
 
 TOTAL = 1 << 40
-ENDLESS = 1 << 60  # the addresses behind a pool's last part
-TEMPORARY = -1  # stands for the address of memory that no storage has
-COUNTERS = 2  # elements: an optimizer's count of steps is always computed, since the host reads its value
+ENDLESS = 1 << 60  # bytes of address space after a pool's last part
+TEMPORARY = -1  # address of memory that belongs to no storage
+COUNTERS = 2  # elements: an optimizer's step count is always computed, since the host reads its value
 address_of = torch._C.StorageBase.data_ptr
 storage_of = torch._C.TensorBase.untyped_storage
 
@@ -52,8 +51,8 @@ storage_of = torch._C.TensorBase.untyped_storage
 
 @dataclass
 class Part:
-    """A range of a pool's addresses: its bytes, the address of the storage in it (0: it is free), and whether
-    there is memory behind it."""
+    """A range of a pool's addresses: its size, the address of the storage in it (0: free), and whether it is
+    mapped."""
 
     nbytes: int
     address: int = 0
@@ -64,23 +63,23 @@ class Part:
 
 
 class Allocator:
-    """PyTorch's caching allocator with expandable segments, after c10/cuda/CUDACachingAllocator.cpp.
+    """A model of PyTorch's caching allocator with expandable segments (c10/cuda/CUDACachingAllocator.cpp).
 
-    There are two pools, each a list of parts in the order of their addresses, behind which all is unmapped.
+    There are two pools, each a list of parts in address order; everything after the last part is unmapped.
     Requests of up to one unit go to the first pool, which maps pages of 2 units. All others go to the second,
     which maps pages of `page` units. As in the real allocator,
 
     - the cap is compared with the whole request, rounded up, even if only a page of it is missing
       (`counted`). The error names that size. The last page may exceed the cap;
-    - a request takes the best fit, for which a block counts with the unmapped addresses behind it (`find`),
-      or else the lowest addresses at which free and unmapped parts together are large enough (`_map`);
-    - before it refuses a request, the allocator returns all free memory, by whole pages (`_flush`).
+    - a request takes the best fit, where a block's size includes the unmapped addresses after it (`find`), or
+      else the lowest addresses at which free and unmapped parts together are large enough (`_map`);
+    - before it refuses a request, the allocator returns all free whole pages (`_flush`).
 
-    The real one's unit is 1 MiB, and its page 20 (`REAL`). A smaller unit stands for a smaller program with
-    the same fragmentation. By default, pages are so small that tensors of whole MiB lie in them exactly, and
-    go back when they are free. A page of several MiB is what leaves fragments.
+    The real unit is 1 MiB and the real page 20 units (`REAL`). A smaller unit models a smaller program with
+    the same fragmentation. By default, pages are so small that tensors of whole MiB fill them exactly and are
+    unmapped when they are free. Fragmentation needs a page of several MiB.
 
-    Memory that was freed is found by looking for the storages that are left (`collect`).
+    Freed memory is found by checking which storages are still alive (`collect`).
     """
 
     def __init__(self, unit=1 << 10, page=16):
@@ -90,8 +89,8 @@ class Allocator:
         self.pools = [], []
         self.allocated = self.peak = self.total = self.reserved_peak = 0
         self.emptied = self.ooms = self.flushes = 0
-        self.unmapped = 0  # bytes of all flushes
-        self.busy = False  # an operator runs: its workspace is in use
+        self.unmapped = 0  # total bytes, over all flushes
+        self.busy = False  # an operator is running, and its workspace is in use
         self.relieve = lambda nbytes, attempt: False  # `Retry.relieve` of a session
         self._storages = {}  # by id: weak references
 
@@ -104,14 +103,14 @@ class Allocator:
         return sum(part.nbytes for pool in self.pools for part in pool if part.mapped)
 
     def counted(self, nbytes):
-        """What a request counts as against the cap, and in the error's text."""
+        """Return the size that a request counts as against the cap and in the error's text."""
         small, page = self.pages
         if nbytes <= self.unit:
             return small
         return page if nbytes < 10 * self.unit else -(-nbytes // small) * small
 
     def allocate(self, nbytes):
-        """A part for a request."""
+        """Return a part for a request."""
         nbytes = -(-nbytes // 512) * 512
         for attempt in itertools.count():
             part = self._asked(nbytes)
@@ -130,7 +129,7 @@ class Allocator:
         return part
 
     def _asked(self, nbytes):
-        """A part, or None."""
+        """Return a part, or None if the request is refused."""
         self.collect()
         part = self.find(nbytes)
         if part is not None:
@@ -142,7 +141,7 @@ class Allocator:
         return self._map(nbytes)
 
     def take(self, nbytes):
-        """Workspace, until the operator ends."""
+        """Allocate workspace that lives until the operator ends."""
         self.allocate(nbytes).address = TEMPORARY
 
     def enter(self, made):
@@ -155,7 +154,7 @@ class Allocator:
         return known is not None and known() is made
 
     def collect(self):
-        """Free what belonged to storages that died, were emptied, or gave their memory away."""
+        """Free the parts of storages that died, were emptied, or gave their memory away."""
         storages = {key: one for key, known in self._storages.items() if (one := known()) is not None}
         self._storages = {key: self._storages[key] for key in storages}
         alive = {address_of(one) for one in storages.values()}
@@ -179,7 +178,7 @@ class Allocator:
         self.unmapped += before - self.reserved
 
     def _unmap(self):
-        """Return every whole page that is free."""
+        """Unmap every whole page that is free."""
         self.collect()
         for pool, page in zip(self.pools, self.pages, strict=True):
             start, parts = 0, []
@@ -194,10 +193,10 @@ class Allocator:
             pool[:] = [part for part in parts if part.nbytes]
             _join(pool)
             if pool and not pool[-1].mapped:
-                pool.pop()  # as all beyond it
+                pool.pop()  # everything after the last part is unmapped anyway
 
     def find(self, nbytes):
-        """The best fit among what is mapped, if there is one."""
+        """Return the best fit among the mapped parts, or None."""
         pool = self.pools[nbytes > self.unit]
         fitting = []
         for place, part in enumerate(pool):
@@ -216,7 +215,7 @@ class Allocator:
         return _split(pool, chosen, nbytes)
 
     def _map(self, nbytes):
-        """Map whole pages at the lowest address where free and unmapped parts together are enough."""
+        """Map whole pages at the lowest address where free and unmapped parts together are large enough."""
         pool, page = self.pools[nbytes > self.unit], self.pages[nbytes > self.unit]
         pool.append(Part(ENDLESS, mapped=False))
         for place, part in enumerate(pool):
@@ -224,7 +223,7 @@ class Allocator:
             if not part.mapped and _room(pool, first) >= nbytes:
                 break
         while not (pool[first].mapped and pool[first].nbytes >= nbytes):
-            missing = first + pool[first].mapped  # what is free lies between two unmapped parts at most
+            missing = first + pool[first].mapped  # a free part has at most two unmapped neighbors
             have = pool[first].nbytes if missing > first else 0
             more = min(-(-(nbytes - have) // page) * page, pool[missing].nbytes)
             _split(pool, missing, more).mapped = True
@@ -233,8 +232,8 @@ class Allocator:
         return _split(pool, first, nbytes)
 
     def blocks(self, nbytes):
-        """The pool for requests of that size as a snapshot shows it: what lies on both sides of an unmapped
-        part is not one segment."""
+        """Return the pool for requests of that size as a snapshot shows it: an unmapped part separates
+        segments."""
         self.collect()
         found = [[]]
         for part in self.pools[nbytes > self.unit]:
@@ -277,27 +276,27 @@ def _room(pool, place):
 
 
 class FakeGpu:
-    """What the session asks of a GPU (`cuda.gpu.Gpu`), and what a test can make of it."""
+    """The interface of `cuda.gpu.Gpu` that the session uses, and settings for tests."""
 
-    type = "cpu"  # its tensors'
+    type = "cpu"  # of its tensors
     index = -1
 
     def __init__(self, context=300 * MIB, allocator=None, computes=True):
         self.allocator = allocator or Allocator()
         self.context = context
         self.others = 0  # bytes of other processes on the device
-        self.own = None  # returns what the driver shows for this process, if it tells
+        self.own = None  # a function that returns the driver's figure for this process; None: unavailable
         self.clock = 0.0  # ms
-        self.done = True  # whether the GPU has done all that it was given
+        self.done = True  # whether the GPU has finished all its work
         self.side = False  # whether the current stream is a side stream
-        self.overruled = False  # the cap, by one that the program has set
+        self.overruled = False  # whether the program has replaced the cap with its own
         self.current = 0  # the program's current device
-        self.moves = []  # between streams
+        self.moves = []  # from one stream to another
         self.workspace = {}  # by operator name: bytes
-        self.library = {}  # by operator name: workspace that a library requests, and can do without
+        self.library = {}  # by operator name: bytes of workspace that a library requests but can do without
         self.did_without = []
         self.duration = {}  # by operator name: ms
-        self.refuse = {}  # by operator name: how many calls fail after they have written
+        self.refuse = {}  # by operator name: how many calls fail after writing
         self.ran = []
         self._computes = computes
         self._shapes = {}
@@ -305,7 +304,7 @@ class FakeGpu:
     # -- operators
 
     def run(self, func, args, kwargs, compute):
-        """Run an operator on the model. compute: what computes it, without arguments."""
+        """Run an operator on the model. compute: a function without arguments that computes it."""
         name = func._schema.name
         self.ran.append(name)
         self.clock += self.duration.get(name, 0.01)
@@ -328,7 +327,7 @@ class FakeGpu:
                 self.allocator.take(self.library[name])
             except torch.OutOfMemoryError:
                 self.did_without.append(name)
-        # Unlike a real one, it runs first and refuses then: the results are gone before anyone sees them.
+        # Unlike a real GPU, it computes before it refuses: the results are dropped before anyone sees them.
         result = compute() if self._computes else self._without_content(func, name, args, kwargs, compute)
         if not (func._schema.is_mutable or func.is_view):
             for tensor in tree_leaves(result):
@@ -356,7 +355,7 @@ class FakeGpu:
             self._shapes[key] = tree_map_only(torch.Tensor, Shape, func(*args, **kwargs))
         return tree_map_only(Shape, Shape.tensor, self._shapes[key])
 
-    # -- what the session asks
+    # -- the session's interface
 
     @staticmethod
     def initialized():
@@ -445,7 +444,7 @@ class Event:
 
 
 class Shape:
-    """What a tensor is but for its content."""
+    """A tensor's metadata, without its content."""
 
     def __init__(self, tensor):
         self.of = tuple(tensor.shape), tensor.stride(), tensor.dtype
@@ -459,7 +458,7 @@ class Shape:
 
 
 def _written(schema, args, kwargs):
-    """What an operator returns that writes to its arguments."""
+    """Return the result of an operator that writes to its arguments."""
     named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
     targets = {
         alias: named.get(argument.name)
@@ -475,17 +474,17 @@ def _written(schema, args, kwargs):
 
 
 class ModelledCuda(Cuda):
-    """The parts of a session on a model of a GPU."""
+    """The CUDA parts of a session, on a model of a GPU."""
 
     def make_interposer(self, native, slow_path, *told):
         made = super().make_interposer(native, slow_path, *told)
-        made.place = torch.device("cpu")  # the extension is not told to use the device: it has no streams
+        made.place = torch.device("cpu")  # the extension must not use the device, which has no real streams
         return made
 
 
 @contextmanager
 def fake_session(monkeypatch, budget, gpu=None, **options):
-    """A session on a fake GPU, with its operators below; yields (session, gpu)."""
+    """Start a session that runs its operators on a fake GPU; yield (session, gpu)."""
     gpu = gpu or FakeGpu()
 
     def replay(_executor, operation, args, kwargs):
@@ -502,13 +501,13 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
         kwargs = {name: fill(arg, feed) for name, arg in call.kwargs.items()}
         return gpu.run(call.func, args, kwargs, lambda: proceed(slow_path, call))
 
-    def counted(nbytes, device):  # a replay's copy of what its operator writes into
+    def counted(nbytes, device):  # a replay copies what its operator writes into
         made = allocate(nbytes, device)
         gpu.allocator.enter(made)
         return made
 
     monkeypatch.setattr(devices, "choose", lambda settings: ModelledCuda(gpu, settings, None))
-    monkeypatch.setattr(Session, "_make_heap", lambda _: None)  # the model's allocator is its own
+    monkeypatch.setattr(Session, "_make_heap", lambda _: None)  # the model has its own allocator
     monkeypatch.setattr(storage, "allocate", counted)
     monkeypatch.setattr(SlowPath, "call", run)
     monkeypatch.setattr(Executor, "_call", replay)
@@ -521,13 +520,13 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
 
 
 def stepped(session):
-    """As if an optimizer's step were over."""
+    """Do what happens at the end of an optimizer's step."""
     session.steps.last = dict.fromkeys(session.times(), 0) | {"index": 1}
     session._step_ended()
 
 
 def unprofiled(session, name):
-    """The signature of an operator whose first calls are still measured."""
+    """Return the signature of an operator whose first calls are still being measured."""
     return next(one for one in session.device.operators._young.values() if one.operator.name == name)
 
 
@@ -539,7 +538,7 @@ def tensor(mib=1):
 
 
 def chain(length, mib=1):
-    """Tensors of which each is computed from the one before."""
+    """Return tensors that are each computed from the one before."""
     kept = [tensor(mib)]
     for _ in range(length):
         kept.append(kept[-1].mul(2.0))

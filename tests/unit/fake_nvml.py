@@ -1,6 +1,6 @@
-"""A driver that never was: the functions of NVML that dtrrun calls, over a machine made of plain numbers.
+"""A fake driver: the NVML functions that dtrrun calls, for a machine described by plain numbers.
 
-Put in the place of the whole module (`Sampler(nvml=…)`, `Ladder(…)`, `total_bytes(…, nvml=…)`).
+It replaces the whole module (`Sampler(nvml=…)`, `Ladder(…)`, `total_bytes(…, nvml=…)`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def only_nvml(monkeypatch: Any) -> None:
-    """Hide the machine's other drivers and the variables that choose devices, if it has any."""
+    """Hide the machine's other drivers, and the environment variables that choose devices, if any."""
     gpus._nvidia.cache_clear()
     monkeypatch.setattr(cuda_probe, "LIBRARY", "libcuda.so.none")
     monkeypatch.setattr(kfd.gpus, "__defaults__", (Path("/none"),))
@@ -47,7 +47,7 @@ class NVMLError_GpuIsLost(NVMLError):
 
 @dataclass
 class Gpu:
-    """A GPU, or a part of one. `compute` and its kin: bytes by process id, or an error to raise."""
+    """A GPU or a part of one. `compute` and similar fields: bytes by process id, or an error to raise."""
 
     uuid: str
     name: str = "NVIDIA H200"

@@ -1,4 +1,4 @@
-"""Snapshots of training processes that never were, for the tests of the views."""
+"""Made-up snapshots of training processes, for the tests of the views."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def snapshot(
     alive: bool = True,
     **counters: int,
 ) -> Snapshot:
-    """A process `seconds` after we first looked: 56 evictions, 45 rematerializations, 2.5 steps a second."""
+    """A process `seconds` after the first look: 56 evictions, 45 rematerializations, 2.5 steps a second."""
     values = dict.fromkeys(COUNTERS, 0) | {
         "budget_bytes": 200_000_000,
         "resident_bytes": 187_300_000,
@@ -88,14 +88,14 @@ def snapshot(
 
 
 def on_gpu(snapshot: Snapshot, source: str = "nvml_pid", violations: int = 0) -> Snapshot:
-    """The same process on a GPU, by a driver that shows 14 MB more than the tensors' peak."""
+    """The same process on a GPU whose driver shows 14 MB more than the tensors' peak."""
     over = 13_800_000 if violations else 0
     use = DriverUse("GPU-1a2b3c4d", 198_000_000 + over, 200_000_000 + over, source, violations, over)
     return replace(snapshot, meta=snapshot.meta | {"device": "cuda"}, driver=use)
 
 
 def stream(encoding: str = "utf-8") -> io.TextIOWrapper:
-    """A text stream that is no terminal; what was written: `.buffer.getvalue()`."""
+    """A text stream that is not a terminal; `.buffer.getvalue()` is what was written."""
     return io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n")
 
 

@@ -1,4 +1,4 @@
-"""Random graphs, and the cheapest plan by exhaustive search: the oracle of the static planners."""
+"""Random graphs, and the cheapest plan by exhaustive search: the oracle for the static planners."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dtrrun.research.planners import Graph, Node
 
 
 def cheapest(graph: Graph, budget_bytes: int, any_order: bool = False) -> int | None:
-    """The least cost of any plan that computes the nodes for the first time in the program's order.
+    """Return the least cost of any plan that first computes the nodes in the program's order.
 
-    With `any_order`, of any plan. Dijkstra over what ran and what is resident: for a dozen nodes at most.
+    With `any_order`, of any plan. Dijkstra over (nodes that ran, nodes resident), for a dozen nodes at most.
     """
     operators = graph.operators
     families: dict[int, list[int]] = {}  # an operator's outputs
@@ -65,7 +65,7 @@ def subsets(family: list[int]) -> list[frozenset[int]]:
 
 
 def random_graph(generator: random.Random, most: int = 7) -> Graph:
-    """As below, for tests that count over graphs."""
+    """A graph as from `graphs`, for tests that count over many graphs."""
     nodes: list[Node] = []
     for index in range(generator.randint(3, most)):
         inputs = tuple(sorted(generator.sample(range(index), min(index, generator.randint(0, 3)))))
@@ -84,7 +84,7 @@ def graphs(draw: st.DrawFn, most: int = 6) -> Graph:
             first = index - 1 if (of := nodes[-1].partner) is None else of
             inputs = (*nodes[first].inputs, first)
             output = draw(st.booleans())
-            for k in range(first, index):  # its memory is needed whenever the operator runs
+            for k in range(first, index):  # this output's memory is needed whenever the operator runs
                 nodes[k] = replace(nodes[k], workspace=nodes[k].workspace + size)
             nodes.append(Node(0, size, inputs, output=output, partner=first))
             continue

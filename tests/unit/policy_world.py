@@ -1,4 +1,4 @@
-"""A small world of storages and of what happens to them, for the policy's tests."""
+"""A small world of storages and of events that happen to them, for the policy's tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.model import ModelForesight, ModelPolicy, Node
 
 
 class Storage:
-    """Stands for one that a version is of."""
+    """Stands for a version's storage."""
 
 
 class Nodes:
@@ -48,7 +48,7 @@ class Nodes:
 
 
 class ModelNodes:
-    """Makes those of the model."""
+    """Makes the nodes of the model."""
 
     foresight = ModelForesight
 
@@ -80,8 +80,8 @@ class ModelNodes:
 class World:
     """Applies events to nodes and to the policy that watches them.
 
-    `held` is what the program still has names for; whatever it drops dies unless a node reads it. For
-    foresight, it is a program, in which each operator makes one storage.
+    `held` is what the program still references; what it drops dies unless a node reads it. To foresight, the
+    world is a program in which each operator makes one storage.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class World:
             self.policy.cost_changed(node)
 
     def add_input(self, index: int, other: int) -> None:
-        """A resident storage is mutated with the help of another: its recipe gets an input more."""
+        """Mutate a resident storage using another: its recipe gains an input."""
         (name, node), (older, source) = self.get(index), self.get(other)
         if node.resident and source.resident and self.constants <= name and older < name:
             self.nodes.add_input(node, source)
             self.policy.cost_changed(node)
 
     def drop(self, index: int, announced: bool) -> None:
-        """The program lets go: a resident storage's node ends; an evicted one's lives while it is read."""
+        """Drop the program's reference: the node dies if resident, else when nothing reads it any more."""
         name, node = self.get(index)
         if name < self.constants:
             return
@@ -165,7 +165,7 @@ class World:
             self.policy.forget(node)
 
     def release(self, index: int) -> None:
-        """The program lets go of a storage that recipes still read; the node is out of reach, but lives."""
+        """Drop the program's reference to a storage that recipes still read: its node stays alive."""
         name, node = self.get(index)
         if name < self.constants:
             return
@@ -176,12 +176,12 @@ class World:
         self.policy.released(node)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self.policy.foresight is not None:
             self.policy.foresight.begin()
 
     def select(self, refused: int, evict: bool) -> int | None:
-        """The chosen node's name; every seventh name from `refused` on is locked."""
+        """Return the chosen node's name; every seventh name from `refused` on is locked."""
         asked: list[int] = []
 
         def evictable(node: Any) -> bool:
@@ -223,7 +223,7 @@ EVENTS = {
 
 
 class Script:
-    """What a program makes: mostly as in one of two recorded steps. Times, sizes and costs are of a unit."""
+    """A random program, mostly following one of two recorded steps. `unit` scales times, sizes and costs."""
 
     def __init__(self, draw: random.Random, unit: int) -> None:
         self.draw, self.unit = draw, unit
@@ -245,12 +245,12 @@ class Script:
         return step
 
     def event(self) -> tuple[str, Sequence[Any]]:
-        """One event, as (method of World, arguments); the mix keeps some tens of nodes about."""
+        """Return an event as (method of World, arguments); the mix keeps some tens of nodes alive."""
         draw, any_node = self.draw, self.draw.randrange(10**6)
         (what,) = draw.choices(list(EVENTS), list(EVENTS.values()))
         if what == "make":
             if draw.random() < 0.03:
-                self.step, self.place = draw.randrange(2), draw.randrange(80)  # as if it jumped
+                self.step, self.place = draw.randrange(2), draw.randrange(80)  # jump to another place
             self.place = (self.place + 1) % 80
             name, nbytes = self.line() if draw.random() < 0.02 else self.lines[self.step][self.place]
             inputs = [draw.randrange(10**6) for _ in range(draw.choice([0, 1, 1, 2, 2, 3]))]
@@ -271,7 +271,7 @@ class Script:
 
 
 class Rescues:
-    """In place of a history: what becomes constant when weights change."""
+    """Stands for a history: the storages that become constant when weights change."""
 
     def __init__(self, made: Sequence[tuple[int, int]]) -> None:
         self._made = made
@@ -284,7 +284,7 @@ class Rescues:
 
 
 def play(worlds: Sequence[World], script: Script, events: int) -> None:
-    """Let the same things happen in all worlds: the results must be the same."""
+    """Play the same events in all worlds: the results must be the same."""
     for number in range(events):
         what, arguments = script.event()
         results = [getattr(world, what)(*arguments) for world in worlds]

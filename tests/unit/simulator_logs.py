@@ -8,9 +8,9 @@ from dtrrun.simulator.log import Call, Constant, Copy, CopyFrom, Instruction, Mu
 
 
 def random_log(seed: int, steps: int = 60) -> list[Instruction]:
-    """Something like a step of training.
+    """Return something like a training step.
 
-    Forward: calls with several outputs, views, mutations, copies and releases. Backward: what is alive is
+    Forward: calls with several outputs, views, mutations, copies and releases. Backward: every live tensor is
     used once more, last first, and released.
     """
     r = random.Random(seed)

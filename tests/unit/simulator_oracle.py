@@ -1,10 +1,10 @@
-"""A plain recursive replay that scans, written from App. C.4 and C.5 for the tests alone."""
+"""A plain recursive replay that scans, written from App. C.4 and C.5 only for the tests."""
 
 from dtrrun.simulator.schedule import CONSTANT
 
 
 class Oracle:
-    """h_dtr_local, lru or size by a scan; sets and lists only."""
+    """h_dtr_local, lru or size by a linear scan, with sets and lists only."""
 
     def __init__(self, schedule, budget, heuristic, deallocation="eager"):
         self.schedule, self.budget, self.heuristic = schedule, budget, heuristic
@@ -13,14 +13,14 @@ class Oracle:
         self.defined, self.pool, self.resident = set(), [], set()
         self.locks = [0] * len(schedule.nbytes)
         self.access = [0] * len(schedule.nbytes)
-        self.made = []  # operators run so far, as a storage's cost is of those alone
+        self.made = []  # operators run so far: a storage's cost counts only these
         self.pinned, self.banished, self.waiting = set(), set(), set()
 
     def size(self, tensor):
         return 0 if self.schedule.is_alias(tensor) else self.schedule.nbytes[self.schedule.storage_of[tensor]]
 
     def tensors(self, storage):
-        """Those that there are so far."""
+        """Return the storage's tensors that exist so far."""
         all_of_it = [t for t, s in enumerate(self.schedule.storage_of) if s == storage]
         return [t for t in all_of_it if self.schedule.operator_of[t] in self.made]
 
@@ -70,7 +70,7 @@ class Oracle:
             self.pool.remove(storage)
 
     def dependents(self, storage):
-        """Tensors of other storages that are computed from it."""
+        """Yield the tensors of other storages that are computed from this one."""
         place = self.schedule.storage_of
         for number in self.made:
             operator = self.schedule.operators[number]

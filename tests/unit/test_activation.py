@@ -14,7 +14,7 @@ def started(monkeypatch):
     calls = []
     monkeypatch.setattr(runtime, "activate", calls.append)
     monkeypatch.setattr(activation, "_started_in", None)
-    monkeypatch.setattr(activation.dynamo, "put_off", lambda: None)  # it would last
+    monkeypatch.setattr(activation.dynamo, "put_off", lambda: None)  # it would outlast the test
     return calls
 
 
@@ -52,7 +52,7 @@ def test_not_at_all_where_the_program_took_the_settings_away(started, monkeypatc
 
 
 def test_not_in_a_free_threaded_python(started, monkeypatch):
-    """Neither by the command nor in one's own code; `fail` would end this process."""
+    """dtrrun must not start there, neither by the command nor from code; `fail` would end this process."""
     said = []
     monkeypatch.setattr(runtime.sysconfig, "get_config_var", lambda name: int(name == "Py_GIL_DISABLED"))
     monkeypatch.setattr(activation, "fail", said.append)

@@ -1,4 +1,4 @@
-"""Every verb with a file that is not what it should be: one line that says so, status 2, and nothing runs."""
+"""Every verb, given a wrong kind of file, prints one line that says so, exits with 2, and runs nothing."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What a user reads when the budget is too small: no promise that is not kept, and no figure of nothing."""
+"""The message when the budget is too small: every figure that it advises is enough, and none is zero."""
 
 import pickle
 
@@ -59,7 +59,7 @@ def test_the_advice(training, text, expected, rest):
 
 
 class Own(torch.optim.Optimizer):
-    """An optimizer of the program's own, which keeps a state that nobody can foresee."""
+    """A custom optimizer whose state cannot be foreseen."""
 
     def __init__(self, parameters):
         super().__init__(parameters, {})
@@ -87,7 +87,7 @@ SIZE = 128 * 128 * 4
     ],
 )
 def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
-    """By its class before it steps, and as it is afterwards."""
+    """An optimizer's state is estimated from its class before the first step, and measured afterwards."""
     before = find_training("cpu").totals()
     layer = nn.Linear(128, 128, bias=False)
     stepping = optimizer(layer.parameters())
@@ -105,7 +105,7 @@ def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
 
 
 class OfOneTensor(Own):
-    """Its state for a parameter is no dict."""
+    """An optimizer whose state for a parameter is not a dict."""
 
     def step(self):
         for parameter in self.param_groups[0]["params"]:
@@ -113,7 +113,7 @@ class OfOneTensor(Own):
 
 
 class Empty(Own):
-    """It does what it needs to later, if at all."""
+    """An optimizer that does not initialize itself."""
 
     def __init__(self, parameters):
         pass
@@ -124,7 +124,7 @@ class Empty(Own):
 
 @pytest.mark.parametrize("cls", [OfOneTensor, Empty])
 def test_an_optimizer_of_any_kind(cls):
-    """It is the error of the budget that the program gets, and none of what the advice is made from."""
+    """The program gets the BudgetError, not an error raised while composing the advice."""
     optimizer = cls([nn.Parameter(torch.ones(10))])
     optimizer.step()
     weight = nn.Parameter(torch.ones(1000, 1000))
@@ -141,7 +141,7 @@ def test_a_parameter_whose_shape_is_not_known_yet():
 
 
 def test_no_budget_is_named_before_the_program_has_begun_to_compute():
-    """It would be too small again: nothing is known of what comes."""
+    """Before anything is computed the error names no budget, which might again be too small."""
 
     def program():
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
@@ -180,7 +180,7 @@ def test_the_message_says_what_is_true():
 @pytest.mark.parametrize(
     "program",
     [
-        lambda: torch.ones(1000, 1000).sort(),  # what is made first may be more than was foreseen
+        lambda: torch.ones(1000, 1000).sort(),  # what the first call allocates may exceed the prediction
         lambda: torch.ones(1000, 1000).tolist(),
     ],
 )
@@ -191,7 +191,7 @@ def test_no_figure_of_nothing(program):
 
 
 def test_a_leak_is_told_and_its_cure():
-    """Outputs of earlier steps in a list; nothing is said of a program that is too large without them."""
+    """Outputs kept from earlier steps are named, unless the program is too large without them."""
 
     def program(leaks):
         kept = []
@@ -235,7 +235,7 @@ def test_lowering_the_budget_below_what_is_held():
 
 
 def test_an_operator_whose_inputs_do_not_fit():
-    """What fails is the replay of one input; all of them, and the result, have to fit in together."""
+    """The replay of one input fails, but the advice must cover all inputs and the result together."""
 
     def program():
         kept = [torch.ones(2500) * number for number in range(20)]
@@ -288,13 +288,13 @@ def detectron2(text):
     [("cpu", [accelerate, lightning, fairseq]), ("cuda", [accelerate, lightning, fairseq, detectron2])],
 )
 def test_batch_size_finders_recognise_it(device, finders):
-    """They look into the text of a RuntimeError with one argument, and go on with a smaller batch."""
+    """They search the text of a RuntimeError that has one argument, and retry with a smaller batch."""
     error = too_small(lambda: torch.ones(1000, 1000))
     error.explain(error.training, error.expected_bytes, device_type=device)
     assert isinstance(error, RuntimeError)
     (text,) = error.args
     assert [finder.__name__ for finder in finders if not finder(text)] == []
-    assert ("DefaultCPUAllocator" in text) == (device == "cpu")  # nothing that is not so
+    assert ("DefaultCPUAllocator" in text) == (device == "cpu")  # no false statement
     assert "\n" not in text
 
 
@@ -306,7 +306,7 @@ def test_it_goes_to_another_process():
 
 
 def test_a_program_makes_another_of_its_kind():
-    """From a message alone, as from any error: libraries add to what an error says, and raise it again."""
+    """The error can be built from a message alone, as libraries do to extend a message and raise it again."""
     error = too_small(lambda: torch.ones(1000, 1000))
     again = type(error)(f"{error}\nin the second layer")
     assert type(again) is dtrrun.BudgetError
@@ -317,7 +317,7 @@ def test_a_program_makes_another_of_its_kind():
 
 
 def test_workers_pass_it_on():
-    """Those of `nn.DataParallel` and of data loaders."""
+    """Workers of `nn.DataParallel` and of data loaders raise it again in the parent."""
     wrapper = torch._utils.ExceptionWrapper
     error = too_small(lambda: torch.ones(1000, 1000))
     passed = wrapper((type(error), error, error.__traceback__), where="in a worker")

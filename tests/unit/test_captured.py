@@ -82,7 +82,7 @@ def test_an_interruption_ends_it(tmp_path):
 
 @contextmanager
 def ends_within(seconds):
-    """Raise where the test waits for longer."""
+    """Raise if the test waits for longer."""
 
     def give_up(number, frame):
         raise TimeoutError
@@ -98,7 +98,7 @@ def ends_within(seconds):
 
 @contextmanager
 def signal_at(number, code, line):
-    """Context in which we get a signal when `code` first comes to that line."""
+    """Context in which this process gets a signal when `code` first reaches that line."""
     due = True
 
     def trace(frame, event, _):
@@ -117,7 +117,7 @@ def signal_at(number, code, line):
 
 
 def test_a_signal_at_any_line_of_the_wait_for_it_ends_it():
-    """One between two of them left a lock of Popen's taken, for which we then waited forever."""
+    """A signal between two of the lines used to leave a lock of Popen's taken, and the wait never ended."""
     waiting, reached = subprocess.Popen._wait.__code__, 0
     for line in sorted({line for _, line in dis.findlinestarts(waiting) if line}):
         interrupted = False

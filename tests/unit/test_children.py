@@ -24,7 +24,7 @@ children_test_pipe = -1
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Runs a target in a forked child, with `watch` on, and says what happened there in order."""
+    """Run a target in a forked child with `watch` on, and return what happened there, in order."""
     read, write = os.pipe()
     monkeypatch.setitem(globals(), "children_test_pipe", write)
     monkeypatch.setattr(helpers, "_wrapped", [helper])

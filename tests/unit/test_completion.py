@@ -1,4 +1,4 @@
-"""dtrrun.cli.completion: what a shell is told, and shells that ask."""
+"""dtrrun.cli.completion: the answers that shells get, and real shells that ask."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from dtrrun.cli.main import VERBS, main
 
 
 def told(line, shell="fish"):
-    """The kind of the answer, and the words in it, for a command line whose last word is incomplete."""
+    """Return the answer's kind and words for a command line whose last word is incomplete."""
     kind, *lines = answer(line.split(" "), shell)
     return kind, [line.partition("\t")[0] for line in lines]
 
@@ -21,7 +21,7 @@ def test_the_first_word_is_a_verb_or_a_file():
     assert told("") == ("files", list(VERBS))
     assert told("pro") == ("files", ["profile"])
     assert told("--quiet rec") == ("files", ["record"])
-    assert told("run pro") == ("files", [])  # a program of that name
+    assert told("run pro") == ("files", [])  # the target: a file
     assert told("-- pro") == ("files", [])
 
 
@@ -97,12 +97,12 @@ def test_the_script(shell, capsys):
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_bash(tmp_path):
-    """A command line as bash gives it to the function."""
+    """The function completes a command line as bash passes it."""
     (tmp_path / "dtrrun").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dtrrun "$@"\n')
     (tmp_path / "dtrrun").chmod(0o755)
     (tmp_path / "training data.py").touch()
     asks = SCRIPTS["bash"] + (
-        "compopt() { :; }\n"  # works in a completion only
+        "compopt() { :; }\n"  # the real one works only during completion
         "ask() {\n"
         '    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
         '    _dtrrun dtrrun "${@: -1}" "${@: -2:1}"\n'

@@ -1,4 +1,4 @@
-"""runtime.cuda.session beside what else there is: other devices, the driver, limits of the program's own."""
+"""runtime.cuda.session with other devices, the driver, and limits that the program sets itself."""
 
 import torch
 from fake_gpu import TEMPORARY, chain, fake_session, stepped, tensor
@@ -44,7 +44,7 @@ def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):
 
 
 def test_the_launcher_is_told_which_device_it_is(monkeypatch, tmp_path):
-    """By its UUID: what CUDA counts as its first may be any of the driver's."""
+    """The device is reported by its UUID: CUDA's first device may be any of the driver's."""
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         assert session.report()["device_uuid"] == ""
         tensor()
@@ -59,7 +59,7 @@ def test_the_launcher_is_told_which_device_it_is(monkeypatch, tmp_path):
 
 
 def test_two_figures_that_do_not_belong_together_are_not_used(monkeypatch):
-    """Another thread's operator reserves memory between the allocator's figure and the device's."""
+    """Another thread reserves memory between the readings of the allocator's figure and the device's."""
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         tensor()
         real = gpu.used_and_total

@@ -35,7 +35,7 @@ def test_without_a_budget_there_is_no_cap():
 
 
 def test_other_processes_do_not_count():
-    # More than a context can take: others were there before, and ours is taken for an estimate.
+    # More than a context can take: other processes were there first, so an estimate is used for ours.
     accounts = looked(Accounts(6 * GB), 0, IDLE + 10 * GB)
     assert accounts.overhead == CONTEXT
     looked(accounts, 2 * GB, IDLE + 12 * GB + 5 * MIB)
@@ -44,12 +44,12 @@ def test_other_processes_do_not_count():
 
 def test_the_drivers_figure_counts_once_the_allocator_has_been_still():
     accounts = looked(Accounts(6 * GB), 1 * GB, 1 * GB + 500 * MIB)
-    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(1 * GB, 0.5), now=1.0)  # of before
+    looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(1 * GB, 0.5), now=1.0)  # an old figure
     assert accounts.overhead == 500 * MIB
     looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(1 * GB, 0.5), now=2.0)
     assert accounts.overhead == 500 * MIB
     looked(accounts, 2 * GB, 2 * GB + 500 * MIB, driver=(2 * GB + 400 * MIB, 1.5), now=2.0)
-    assert accounts.overhead == 400 * MIB  # 100 MiB are another process's
+    assert accounts.overhead == 400 * MIB  # 100 MiB belong to another process
     looked(accounts, 3 * GB, 3 * GB + 510 * MIB, now=4.5)
     assert accounts.overhead == 410 * MIB
 
@@ -59,10 +59,10 @@ def test_another_processs_memory_is_not_ours_once_the_driver_tells():
     before = accounts.cap
     looked(accounts, 1 * GB, 3 * GB + 500 * MIB, now=1.0)
     assert accounts.overhead > 2 * GB
-    assert accounts.guard > 2 * GB  # it may grow on
+    assert accounts.guard > 2 * GB  # it may keep growing
     looked(accounts, 1 * GB, 3 * GB + 500 * MIB, driver=(1 * GB + 500 * MIB, 2.0), now=2.0)
     assert (accounts.overhead, accounts.guard, accounts.cap) == (500 * MIB, 6 * GB // 50, before)
-    # Growth that is ours stays so, by either way.
+    # Growth that is ours stays so, by the device's figure and by the driver's.
     looked(accounts, 1 * GB, 3 * GB + 800 * MIB, now=3.0)
     looked(accounts, 1 * GB, 3 * GB + 800 * MIB, driver=(1 * GB + 800 * MIB, 4.0), now=4.0)
     assert (accounts.overhead, accounts.guard) == (800 * MIB, 300 * MIB + SEGMENT)
@@ -70,14 +70,14 @@ def test_another_processs_memory_is_not_ours_once_the_driver_tells():
 
 def test_what_grows_without_a_first_call_may_be_disowned():
     accounts = looked(Accounts(6 * GB), 0, 500 * MIB)
-    accounts.look(0, 800 * MIB, None, 1.0, loaded=True)  # a library
+    accounts.look(0, 800 * MIB, None, 1.0, loaded=True)  # a library was loaded
     looked(accounts, 0, 810 * MIB)  # too little to be another process
     assert accounts.disown() == 0
     looked(accounts, 0, 2 * GB)
     assert accounts.disown() == 2 * GB - 810 * MIB
     assert looked(accounts, 0, 2 * GB).overhead == 810 * MIB
     assert accounts.disown() == 0
-    # That process ends. It had more than we knew, but our context is still there.
+    # That process ends. It had more than was known, but our context is still there.
     assert looked(accounts, 0, 520 * MIB).overhead == 500 * MIB
     assert looked(accounts, 0, 400 * MIB).overhead == 400 * MIB
 
@@ -104,7 +104,7 @@ def test_what_the_ledger_does_not_know_of_lowers_its_limit():
     plain = accounts.limit(1 * GB, 1 * GB)
     assert plain == accounts.cap - LEAST_SLACK
     assert accounts.limit(1 * GB + 32 * MIB, 1 * GB) == plain - 32 * MIB
-    assert accounts.limit(1 * GB, 1 * GB + 32 * MIB) == plain  # not yet seen to have died
+    assert accounts.limit(1 * GB, 1 * GB + 32 * MIB) == plain  # tensors whose death has not been seen yet
 
 
 def test_fragmentation_lowers_the_limit_and_is_forgotten():

@@ -1,4 +1,4 @@
-"""dtrrun.runtime.cuda.graphs, on a fake GPU: the patched methods are called as a capture would."""
+"""dtrrun.runtime.cuda.graphs, on a fake GPU: the patched methods are called as a capture would call them."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_nothing_is_evicted_while_a_graph_is_captured(monkeypatch, capsys, graph
         other = [tensor().mul(2.0) for _ in range(3)]
         graph.capture_begin(pool=None)
         gpu.side = True
-        gpu.allocator.cap = None  # a graph has a pool of its own
+        gpu.allocator.cap = None  # a graph has its own memory pool
         evictions = session.report()["evictions"]
         kept = [static]
         for _ in range(30):
@@ -88,7 +88,7 @@ def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, grap
         graph.capture_begin()
         static.sum()
         graph.capture_end()
-        torch._C.TensorBase.untyped_storage(static).fill_(0)  # as the graph's replay would, unseen
+        torch._C.TensorBase.untyped_storage(static).fill_(0)  # written unseen, as by the graph's replay
         assert session.slow_path.version_of(early).operation is None
         more = [tensor().mul(2.0) for _ in range(20)]
         assert session.slow_path.version_of(early).resident

@@ -1,4 +1,4 @@
-"""dtrrun.runtime.cuda.session and what it is made of, on a fake GPU."""
+"""dtrrun.runtime.cuda.session and its parts, on a fake GPU."""
 
 import os
 
@@ -56,9 +56,9 @@ def test_loaded_kernels_take_from_the_tensors(monkeypatch):
         assert session.report()["evictions"] == 0
         session.slow_path.next_tick = session.dtr.rematerializer.next_tick = (
             1 << 62
-        )  # no look but by the operator
+        )  # so that only a new operator causes a look
         gpu.context += 100 * MIB
-        torch.mm(tensor(), tensor())  # an operator that was not seen before: a look
+        torch.mm(tensor(), tensor())  # an operator that is new, and causes a look
         report = session.report()
         assert report["overhead_bytes"] == CONTEXT + 100 * MIB
         assert report["guard_bytes"] == 100 * MIB + SEGMENT
@@ -86,7 +86,7 @@ def test_the_drivers_own_figure_is_asked_for(monkeypatch, tmp_path):
         now[0] = 10.0
         stepped(session)
         now[0] = 20.0
-        shown(250 * MIB, "device_delta")  # no more than we know ourselves
+        shown(250 * MIB, "device_delta")  # no better than our own estimate
         stepped(session)
         assert session.report()["overhead_bytes"] == CONTEXT
         shown(250 * MIB, "nvml_pid")
@@ -96,7 +96,7 @@ def test_the_drivers_own_figure_is_asked_for(monkeypatch, tmp_path):
 
 
 def test_the_context_among_other_processes(monkeypatch):
-    """The first reading alone would take all of it for ours."""
+    """Other processes' memory is not taken for our context, as the first reading alone would suggest."""
     gpu = FakeGpu()
     gpu.others = 600 * MIB
     gpu.own = lambda: CONTEXT + gpu.allocator.reserved
@@ -106,7 +106,7 @@ def test_the_context_among_other_processes(monkeypatch):
 
 
 def other_process(monkeypatch, gpu, tmp_path):
-    """It takes more than the budget, in the middle of a program. Returns report, and whether all is right."""
+    """Let another process exceed the budget mid-program. Return the report, and whether values match."""
     now = [0.0]
     monkeypatch.setattr(cuda, "monotonic", lambda: now[0])
     monkeypatch.setattr(cuda, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
@@ -130,7 +130,7 @@ def test_another_process_is_no_reason_to_refuse_memory(monkeypatch, tmp_path, ca
 
 
 def test_nor_is_it_where_only_the_launcher_knows(monkeypatch, tmp_path, capsys):
-    """As in a container: the session waits for its next figure."""
+    """As in a container: the session waits for the launcher's next figure."""
     gpu = FakeGpu()
     asked = []
 
@@ -176,7 +176,7 @@ def test_the_driver_is_asked_once_a_second(monkeypatch):
         gpu.context += 100 * MIB
         now[0] += 0.125
         stepped(session)
-        assert len(asked) == 5  # much more than before: whose is it?
+        assert len(asked) == 5  # asked again at once, to find out whose the growth is
 
 
 def test_new_kernels_are_looked_for_with_each_dtype(monkeypatch):
@@ -196,7 +196,7 @@ def test_memory_that_no_tensor_shows_is_counted(monkeypatch):
         kept = chain(2)
         stepped(session)
         before = session.ledger.limit
-        gpu.allocator.allocated += 3 * MIB  # a library's workspace, taken for good
+        gpu.allocator.allocated += 3 * MIB  # a library's workspace, never returned
         stepped(session)
         assert before - session.ledger.limit == 3 * MIB
         assert correct(kept)
@@ -204,7 +204,7 @@ def test_memory_that_no_tensor_shows_is_counted(monkeypatch):
 
 def test_sizes_are_counted_as_the_allocator_does(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, _):
-        for _ in range(12):  # by the slow path, and then by the fast path
+        for _ in range(12):  # first on the slow path, then on the fast path
             kept = torch.ones(3).mul(2.0)
             assert session.slow_path.version_of(kept).nbytes == 512
     assert storage.rounded(1) == 64
@@ -218,7 +218,7 @@ def test_costs_are_the_gpus_and_read_later(monkeypatch):
         torch.mm(a, b)
         signature = unprofiled(session, "aten.mm")
         assert not signature.timed
-        assert 0 < signature.cost < 750_000  # the model's
+        assert 0 < signature.cost < 750_000  # by the cost model
         gpu.done = True
         torch.mm(a, b)
         assert signature.cost == 750_000
@@ -239,7 +239,7 @@ def test_the_footprint_is_what_was_there_at_one_time(monkeypatch):
         assert (
             report["footprint_peak_bytes"] == most < report["overhead_bytes"] + report["reserved_peak_bytes"]
         )
-        kept = chain(30)  # more than before, when that has been loaded
+        kept = chain(30)  # exceeds the earlier peak, on top of the larger context
         session.device.look()
         assert session.report()["footprint_peak_bytes"] == gpu.context + gpu.allocator.reserved > most
         assert correct(kept)
@@ -406,7 +406,7 @@ def test_an_allocator_without_statistics(monkeypatch, capsys):
         gpu.statistics = none
         kept = chain(30)
         stepped(session)
-        assert session.report()["evictions"] > 0  # the tensors are kept within the budget all the same
+        assert session.report()["evictions"] > 0  # tensors are still kept within the budget
         assert session.ledger.resident_bytes <= 16 * MIB
         assert correct(kept)
     assert "has no statistics" in capsys.readouterr().err

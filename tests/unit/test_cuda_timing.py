@@ -31,7 +31,7 @@ def test_nothing_is_read_before_it_is_done():
 def test_the_least_counts_and_replaces_the_models_figure():
     gpu = FakeGpu()
     timer, signature = Timer(gpu.event, gpu.home_stream), Signature(None, ())
-    signature.cost = 1  # the model's: less than what will be measured
+    signature.cost = 1  # from the cost model: less than the measurement will be
     for ms in (0.5, 0.25, 0.75):
         timed(timer, gpu, signature, ms)
     timer.poll()

@@ -29,7 +29,7 @@ def test_a_cap_that_a_page_exceeds_costs_no_flush_at_every_look(monkeypatch):
     with fake_session(monkeypatch, BESIDE + 110 * MIB, gpu=gpu) as (session, _):
         kept = [tensor(10) for _ in range(8)]
         del kept[::2]
-        kept.append(tensor(30))  # into none of the free blocks: 40 MiB more are mapped
+        kept.append(tensor(30))  # fits into no free block: 40 MiB more are mapped
         stepped(session)
         cap = session.report()["cap_bytes"]
         assert cap < gpu.allocator.reserved_peak <= cap + SEGMENT
@@ -53,7 +53,7 @@ def test_a_library_gets_its_workspace_from_the_first_call_on(monkeypatch, capsys
 
 
 def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsys):
-    """Rather that than an end: the library can, and it is told of."""
+    """The replay must not fail: the library can do without its workspace, and a warning says so."""
     with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
         gpu.library[CONVOLUTION] = 8 * MIB
         x = image()
@@ -74,7 +74,7 @@ def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsy
 
 
 def test_a_workspace_for_which_others_are_evicted_is_learned_whole(monkeypatch):
-    """The allocator's peak does not tell, since memory is given back in the middle of the call."""
+    """The allocator's peak does not show it, since memory is returned in the middle of the call."""
     with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
         x = image()
         kept = chain(12)
@@ -87,7 +87,7 @@ def test_a_workspace_for_which_others_are_evicted_is_learned_whole(monkeypatch):
 
 def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
     with fake_session(monkeypatch, BESIDE + 32 * MIB) as (session, gpu):
-        gpu.library[CONVOLUTION] = 6 * MIB  # with `cudnn.benchmark`: the largest of all that are tried
+        gpu.library[CONVOLUTION] = 6 * MIB  # with `cudnn.benchmark`: the largest of all workspaces tried
         x = image()
         chain(30)
         assert session.ledger.pressure
@@ -99,8 +99,8 @@ def test_what_a_first_call_tried_is_not_kept_as_workspace(monkeypatch):
 
 
 def test_a_library_gets_its_workspace_although_memory_is_fragmented(monkeypatch):
-    """Enough bytes are free, but in fragments: nobody would be told if the library were refused its own."""
-    gpu = FakeGpu(allocator=Allocator(page=30 << 10))  # 30 MiB, of which none is ever free as a whole
+    """Enough bytes are free, but in fragments: a refusal of the library's request would go unnoticed."""
+    gpu = FakeGpu(allocator=Allocator(page=30 << 10))  # 30 MiB: no page is ever entirely free
     gpu.library[CONVOLUTION] = 3 * MIB
     with fake_session(monkeypatch, BESIDE + 40 * MIB, gpu=gpu) as (session, _):
         x = image()
@@ -120,7 +120,7 @@ def test_a_library_gets_its_workspace_although_memory_is_fragmented(monkeypatch)
 
 def test_a_library_that_does_without_is_told_of(monkeypatch, capsys):
     with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
-        gpu.library["aten::mm"] = 100 * MIB  # of an operator of which we do not know it
+        gpu.library["aten::mm"] = 100 * MIB  # an operator not known to use a workspace
         a = torch.ones(512, 512)
         torch.mm(a, a)
         stepped(session)
@@ -135,7 +135,7 @@ def test_errors_that_were_seen_are_not_told_of_as_that(monkeypatch, capsys):
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
         assert session.report()["oom_retries"] > 0
         gpu.workspace["aten::cumsum_"] = 1000 * MIB
-        with pytest.raises(torch.OutOfMemoryError):  # not one that is tried again: the program's affair
+        with pytest.raises(torch.OutOfMemoryError):  # not retriable: the program gets the error
             kept[-1].cumsum_(0)
         stepped(session)
         assert correct(kept[:-1])
@@ -157,13 +157,13 @@ def test_a_convolution_without_an_engine_has_run_out_of_memory(monkeypatch):
         x, kept = image(), chain(12)
         found = convolved(x)
         assert session.report()["oom_retries"] == 2
-        for _ in range(8):  # now by the fast path
+        for _ in range(8):  # now on the fast path
             assert torch.equal(convolved(x), found)
         failing[0] = 1
         assert torch.equal(convolved(x), found)
         assert session.report()["oom_retries"] >= 2
         failing[0] = 100
-        with pytest.raises(dtrrun.BudgetError):  # it ran before: what is lacking is memory
+        with pytest.raises(dtrrun.BudgetError):  # it ran before, so memory is what is missing
             convolved(x)
         failing[0] = 100
         with pytest.raises(RuntimeError, match="unable to find an engine"):

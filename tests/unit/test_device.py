@@ -1,4 +1,4 @@
-"""dtrrun.runtime.device, and what of `gpu` can be tried without one."""
+"""dtrrun.runtime.device, and the parts of `gpu` that can be tested without one."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from dtrrun.runtime.storage import place_of, use_device
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
 
-choose_by_name = device.choose_by_name  # what the tests of the CPU replace
+choose_by_name = device.choose_by_name  # which tests on the CPU replace
 
 
 def chosen(name):
@@ -49,7 +49,7 @@ def test_a_gpu_that_is_not_there(built):
 def test_a_program_that_uses_cuda_has_counted_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(device, "gpus", None)  # nobody else is asked
+    monkeypatch.setattr(device, "gpus", None)  # so that no driver is asked
     assert len(device._see(CUDA).sizes) == 3
 
 

@@ -102,12 +102,12 @@ def test_the_machines_memory_or_the_containers(monkeypatch):
         ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "auto", "cuda:0"),
         ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", "auto", "cpu"),
         ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", "cuda", None),
-        ("cuda = None\nhip = '6.4'\n", "auto", "cpu"),  # for AMD's GPUs, of which there are none
+        ("cuda = None\nhip = '6.4'\n", "auto", "cpu"),  # built for AMD GPUs, and there are none
         (None, "auto", "cuda:0"),  # a torch that does not say
     ],
 )
 def test_the_targets_pytorch_decides_with_the_driver(driver, monkeypatch, tmp_path, lines, device, chosen):
-    """As the session will, which asks its own PyTorch."""
+    """The choice must be the one that the session will make, which asks its own PyTorch."""
     monkeypatch.setattr("dtrrun.monitor.nvml.LIBRARY", driver)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")

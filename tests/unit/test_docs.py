@@ -1,4 +1,4 @@
-"""The pages of docs/: links lead somewhere, commands parse, options are all described; see docs/site."""
+"""The pages of docs/: links resolve, commands parse, every option is described; see docs/site."""
 
 import re
 import shlex
@@ -21,14 +21,14 @@ import options  # noqa: E402
 
 PAGES = sorted({*links.pages(), "README.md"})
 DESCRIBED = {"run": "guide", "record": "guide", "top": "guide", "smoke": "ci", "simulate": "simulator"}
-"""Where the verb's options are described; a page of the verb's name, else."""
+"""Where the verb's options are described; otherwise, in a page of the verb's name."""
 
 CODE = re.compile(r"^( *)(```+|~~~+)(\S*).*?\n(.*?)^\1\2\s*$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t).*(?:\n|\Z)|[ \t]*\n)+)")
 INLINE = re.compile(r"`(dtrrun [^`]+)`")
 BEFORE = re.compile(r"^\s*(?:- run: |- |# \S+: )?(?:[A-Z_]+=\S+ )*(?=dtrrun )")
 PLACEHOLDERS = ("…", "...", "[", "NAME", "VERB", "PATH")
-"""What stands in a command line that is a pattern."""
+"""Texts that mark a command line as a pattern."""
 
 
 def text(page):
@@ -36,7 +36,7 @@ def text(page):
 
 
 def commands(markdown):
-    """The command lines of dtrrun that a reader could copy."""
+    """Yield the dtrrun command lines that a reader could copy."""
     markdown = markdown.replace("\\\n", " ")
     for match in CODE.finditer(markdown):
         lines = match[4].splitlines()
@@ -72,7 +72,7 @@ def test_links_have_targets(page):
 
 
 def anchors(markdown):
-    """Of the headings, as code hosts and mkdocs both make them where the heading is plain words."""
+    """Return the headings' anchors, as code hosts and mkdocs both make them from plain words."""
     headings = re.findall(r"^#+ (.*)$", CODE.sub("", markdown), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

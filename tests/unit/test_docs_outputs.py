@@ -1,7 +1,7 @@
-"""What the pages tell a reader to type is run here, and what they show as output is made here.
+"""The commands in the pages are run, and the outputs that they show are reproduced.
 
-Programs that train are run up to the moment at which they would start. The first one of README.md really
-runs, and so does the code that it shows. `make docs-pictures` writes the outputs into the pages anew.
+Programs that train are run up to the moment when they would start. README.md's first command and its code
+run in full. `make docs-pictures` rewrites the outputs in the pages.
 """
 
 import gzip
@@ -35,7 +35,7 @@ for _ in range(parser.parse_args().epochs):
     optimizer.step()
 """
 MENTIONED = ("run", "record", "profile", "smoke", "simulate", "report", "doctor")
-"""Verbs that a sentence may name; `dtrrun doctor` takes a while, and has tests of its own."""
+"""Verbs that a sentence may name; `dtrrun doctor` takes a while, and has its own tests."""
 STARTS = {"run": "supervise", "record": "supervise", "profile": ("_study", "_vary"), "smoke": "_check"}
 """By verb: the functions that start the program."""
 SLOW = (
@@ -48,9 +48,9 @@ SLOW = (
     " trees ",
     " LOGS ",
 )
-"""Replays that take long, or of logs that a page has others record."""
+"""Replays that take long, or whose logs other commands of a page record."""
 MADE_BY = {"docs/howto/insurance.md": "tests/inject/test_insurance.py"}
-"""By page whose outputs another test makes: that test."""
+"""By page whose outputs another test checks: that test."""
 ELSEWHERE = (
     "<(",
     "/dev/stdin",
@@ -62,7 +62,7 @@ ELSEWHERE = (
     "sh -c",
     "record --step 1-4",
 )
-"""Names for what a reader has, and what only a shell can run."""
+"""Words for things that only a reader has, and for what only a shell can run."""
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in outputs.OUTPUTS}))
@@ -71,7 +71,7 @@ def test_outputs_are_what_todays_code_prints(page):
 
 
 def shows_output(block):
-    """Whether a fenced block has a command, and something below that is not one."""
+    """Return true if a fenced block has a command and, below it, something that is not one."""
     lines = [line.strip() for line in block.splitlines()]
     prompts = [place for place, line in enumerate(lines) if line.startswith("$ ")]
     return bool(prompts) and len(lines) > prompts[-1] + 1
@@ -92,7 +92,7 @@ def test_every_output_is_made_here():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with what the commands name."""
+    """A folder with the files that the commands name."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("mypackage", "docs/examples", "docs/howto", "logs", "steps", "trees", "bin"):
         (folder / name).mkdir(parents=True)
@@ -119,11 +119,11 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def reader(place, monkeypatch):
-    """In that folder, and without programs that start."""
+    """Run commands in that folder, without starting programs."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
-    monkeypatch.setattr(multiprocessing.process, "ORIGINAL_DIR", str(place))  # where processes begin
+    monkeypatch.setattr(multiprocessing.process, "ORIGINAL_DIR", str(place))  # where processes start
     started = []
     for verb, names in STARTS.items():
         module = importlib.import_module(f"dtrrun.cli.{verb}")
@@ -138,7 +138,7 @@ def reader(place, monkeypatch):
 
 
 def runnable(page):
-    """The words of the page's commands, but for mentions of a verb or of an option."""
+    """Return the words of the page's commands, except mere mentions of a verb or an option."""
     for line in dict.fromkeys(commands(text(page))):
         words = shlex.split(line, comments=True)[1:]
         mention = all(word.startswith("-") for word in words) or words in [[verb] for verb in MENTIONED]
@@ -149,7 +149,7 @@ def runnable(page):
 
 
 ONCE = {words: page for page in reversed(PAGES) for words in runnable(page)}
-"""By command, the first page that has it."""
+"""By command, the first page that contains it."""
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(ONCE.values()))

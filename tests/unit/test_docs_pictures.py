@@ -1,7 +1,7 @@
-"""The pictures of docs/ are what today's code makes of the kept runs; `make docs-pictures` makes them anew.
+"""The pictures of docs/ are what today's code draws from the kept runs; `make docs-pictures` redraws them.
 
-If a run lacks what is shown today: `make docs-runs`. Nothing here needs a browser: for a picture of a page,
-what it was taken of is compared.
+If a run lacks what is shown now: `make docs-runs`. Nothing here needs a browser: for a picture of a page,
+its source is compared.
 """
 
 import gzip
@@ -27,14 +27,14 @@ SCRIPTS = {
     "curves.py": {"slowdown.svg", "theory-trace.svg"},
 }
 PAGES = {"report-light.png", "report-dark.png", "report-phone.png", "perfetto.png"}
-"""Taken of pages by `python -m tests.pictures`."""
+"""Pictures of pages, taken by `python -m tests.pictures`."""
 VIEWS = build_report([], RuntimeSettings(), 0, [], 0.0)
-"""A report with all that a report has today."""
+"""A report with all current fields."""
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name in ("TERM", "COLORTERM", "NO_COLOR"):  # the script sets what it needs
+    for name in ("TERM", "COLORTERM", "NO_COLOR"):  # the script sets the ones that it needs
         monkeypatch.setenv(name, "")
 
 
@@ -45,7 +45,7 @@ def draw(script, folder):
 
 
 def words(svg):
-    """What is written in it, as it is read."""
+    """Return the picture's text, as it is read."""
     return re.findall(r">([^<>]*\S[^<>]*)</(?:text|tspan)>", svg.replace("&#160;", " "))
 
 
@@ -60,7 +60,7 @@ def test_every_picture_is_made_by_a_script():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_pictures_are_what_todays_code_makes(tmp_path, script):
-    """Byte for byte; where another version of the library drew them, word for word."""
+    """They are equal byte for byte, or word for word if another version of the library drew them."""
     if script != "tables.py":
         pytest.importorskip("matplotlib")
     found = draw(script, tmp_path / "1")
@@ -108,7 +108,7 @@ def test_kept_runs_have_all_that_is_shown_today():
 
 
 def test_the_curves_are_of_todays_simulator(tmp_path):
-    """Those of one log, the smallest: to replay all of them takes minutes."""
+    """Check only the smallest log: replaying all of them takes minutes."""
     kept = json.loads((PICTURES / "curves.json").read_text())
     rows = [row for row in kept["rows"] if row["log"] == "resnet"]
     heuristics = ",".join(dict.fromkeys(row["heuristic"] for row in rows))

@@ -1,4 +1,4 @@
-"""dtrrun.cli.doctor, its findings and its view: machines of every kind, none of them there."""
+"""dtrrun.cli.doctor, its findings and its view, on fake machines of every kind."""
 
 import json
 import os
@@ -62,7 +62,7 @@ BLIND = {**CPU, "torch": "2.13.0+cu130", "cuda": "13.0"}
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Examines a machine: its GPUs, what PyTorch tells there, and what happens once that has its context."""
+    """Examine a fake machine: its GPUs, PyTorch's answers, and what happens once PyTorch has its context."""
     only_nvml(monkeypatch)
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -414,6 +414,6 @@ def test_what_is_refused(words, code, line, capsys):
 
 
 def test_this_machine(capsys):
-    """The real thing, with whatever is here: the CPU always does."""
+    """The real machine is examined, whatever it has: the CPU always works."""
     assert status("--device", "cpu", "--python", sys.executable) == 0
     assert "A run on cpu can work." in capsys.readouterr().out

@@ -70,7 +70,7 @@ def test_a_link_is_not_followed(tmp_path):
 
 
 def test_a_reader_never_sees_a_torn_figure(tmp_path):
-    """One process writes as fast as it can; bytes and time of a figure belong together."""
+    """While a process writes as fast as it can, bytes and time of each figure read belong together."""
     program = (
         "import sys; from dtrrun.telemetry.driver import Figure, write\n"
         "i = 0\n"

@@ -10,13 +10,13 @@ from dtrrun.boot import dynamo
 
 
 def disable_nothing(monkeypatch, change):
-    """Whether `torch._disable_dynamo`, with its text changed, is recognised."""
+    """Return whether `torch._disable_dynamo` is recognized after a change to its source."""
     monkeypatch.setattr(_compile, "_disable_dynamo", changed(_compile, "_disable_dynamo", change))
     return undone(dynamo._disable_nothing())
 
 
 def break_no_graph(monkeypatch, change):
-    """Whether an optimizer's `step` is, as it is decorated with the text changed."""
+    """Return whether an optimizer's `step` is recognized after a change to its decorator's source."""
     decorate = changed(optimizer, "_use_grad_for_differentiable", change)
     monkeypatch.setattr(optimizer, "_use_grad_for_differentiable", decorate)
     made = type("Made", (), {"step": decorate(lambda self: None)})

@@ -79,7 +79,7 @@ def test_very_many_modules_leave_room_for_the_names_of_operators(tmp_path):
 
 def test_what_was_written_so_far_is_there_in_time(tmp_path):
     writer = EventWriter(str(tmp_path))
-    writer.add(EVICT, "a", 0, 1, 0, 0)  # the first is written at once, what follows in batches
+    writer.add(EVICT, "a", 0, 1, 0, 0)  # the first is written at once, later ones in batches
     for _ in range(events.BATCH_BYTES // events.EVENT.size + 1):
         writer.add(EVICT, "a", 0, 1, 0, 0)
     assert len(list(next(read_events(str(tmp_path))))) > 1000

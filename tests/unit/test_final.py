@@ -102,7 +102,7 @@ def shown(case: str, width: int, encoding: str = "utf-8") -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_looks_as_it_did(case: str, width: int) -> None:
     text = shown(case, width)
-    assert "\x1b" not in text  # not a terminal: no colour
+    assert "\x1b" not in text  # not a terminal: no color
     assert all(cell_len(line) <= width and line == line.rstrip() for line in text.splitlines())
     check(f"final_{case}_{width}", text)
 

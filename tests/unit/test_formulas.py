@@ -1,4 +1,4 @@
-"""Predictions by formula are those of PyTorch's shape functions, and what the operator really allocates."""
+"""Predictions by formula equal those of PyTorch's shape functions and what operators really allocate."""
 
 import random
 from types import MappingProxyType
@@ -19,7 +19,7 @@ REFUSES = RuntimeError, NotImplementedError, IndexError, ZeroDivisionError
 
 
 class Asked:
-    """What the formulas say in a session, whose operators all take the slow path."""
+    """Asks the formulas in a session whose operators all take the slow path."""
 
     def __init__(self, session):
         self._signatures = session.slow_path.signatures
@@ -32,7 +32,7 @@ class Asked:
         return self._said
 
     def of(self, func, args, kwargs):
-        """Return what the formula says before a call, and the bytes that it allocates; None if unknown."""
+        """Return the formula's prediction for a call and the bytes that it allocates; None if unknown."""
         self._signatures.forget()
         self._said = None
         tensors = []
@@ -61,7 +61,7 @@ def by_shape_function(func, args, kwargs):
 
 
 def make(rng, size, dtype):
-    """A tensor of ones in some layout."""
+    """Return a tensor of ones in some layout."""
     layout = rng.choice(["contiguous", "permuted", "sliced", "expanded", "overlapping"])
     if layout == "permuted":
         order = rng.sample(range(len(size)), len(size))
@@ -81,7 +81,7 @@ def some_size(rng, least=0, most=4):
 
 
 def part_of(rng, size):
-    """A size that broadcasts to `size`."""
+    """Return a size that broadcasts to `size`."""
     return [rng.choice([n, n, 1]) for n in size[rng.choice([0, 0, rng.randint(0, len(size))]) :]]
 
 
@@ -102,7 +102,7 @@ CHOICES = {
 """For arguments of elementwise operators, by name or kind: values, or the type of a tensor or number."""
 
 
-# Arguments for one call: what decides on its family is drawn from `family`, all else from `rng`.
+# Arguments for one call: what determines its family is drawn from `family`, the rest from `rng`.
 
 
 def elementwise(func, family, rng):
@@ -147,7 +147,7 @@ def joined(func, family, rng):
             size[dim] = rng.randint(0, 4)
         tensors.append(make(rng, size, types[place % len(types)]))
     if func is aten.cat.default and rng.random() < 0.2:
-        tensors.append(torch.ones(0, dtype=types[-1]))  # may be joined to any size
+        tensors.append(torch.ones(0, dtype=types[-1]))  # may be concatenated with any size
     return [tensors, dim], {}
 
 
@@ -291,7 +291,7 @@ KERNELS_DIFFER = {
     aten.ldexp.Tensor,  # keeps the memory of a larger intermediate result
     aten.pow.Tensor_Scalar,  # a boolean to the power of True is a boolean
 }
-"""Where the shape function is not right in odd cases. Others are not tried: mixed types in
+"""Operators whose shape function is wrong in odd cases. Other cases are not tried: mixed types in
 `threshold_backward`, and `native_batch_norm` all in bfloat16."""
 
 
@@ -361,7 +361,7 @@ def test_as_the_shape_function_and_as_pytorch(asked, func):
 
 
 def is_known(asked, func, args, kwargs=MappingProxyType({})):
-    """Whether a formula knows what a call will allocate."""
+    """Return whether a formula knows what a call will allocate."""
     said, _ = asked.of(func, args, kwargs)
     assert said in (None, by_shape_function(func, args, kwargs))
     return said is not None
@@ -398,12 +398,12 @@ def test_what_is_unusual_is_asked_every_time(asked):
         assert not is_known(asked, *call)
     for _ in range(2):
         assert not is_known(asked, aten.mul.Tensor, [z.conj(), z])
-        assert not is_known(asked, aten.mul.Tensor, [x, torch.ones(41)])  # refuses, as do the next three
+        assert not is_known(asked, aten.mul.Tensor, [x, torch.ones(41)])  # fails, as do the next three
         assert not is_known(asked, aten.mm.default, [torch.ones(4, 5), torch.ones(4, 5)])
         assert not is_known(asked, aten.bmm.default, [torch.ones(3, 4, 5), torch.ones(2, 5, 4)])
         assert not is_known(asked, aten.sum.dim_IntList, [x, [1]])
         assert not is_known(asked, aten.sum.dim_IntList, [x, []])
-        assert not is_known(asked, aten.conj_physical.default, [x])  # the input itself
+        assert not is_known(asked, aten.conj_physical.default, [x])  # returns the input itself
     for call in usual:
         assert is_known(asked, *call)
 

@@ -31,7 +31,7 @@ def chosen(wanted, *segments):
 
 
 def test_neighbours_are_chosen_though_others_are_cheaper_each():
-    # 4 bytes are wanted: the two cheapest blocks lie apart, so that each would leave 2 free bytes.
+    # 4 bytes are wanted: the two cheapest blocks are not adjacent, so each would free only 2 bytes.
     assert chosen(4, segment((2, 1), (2, None), (2, 1), (2, None), (2, 3), (2, 3))) == [9, 11]
 
 

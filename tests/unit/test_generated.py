@@ -1,4 +1,4 @@
-"""Generated modules, as inductor writes them: which kernels they have, and how buffers are used again."""
+"""Generated modules, as inductor writes them: which kernels they have, and how buffers are reused."""
 
 import textwrap
 
@@ -40,7 +40,7 @@ def fused(in_ptr0, in_out_ptr0, given, changed, out_ptr1, scale, xnumel, XBLOCK 
     ("source", "name", "arguments", "updated"),
     [
         (CPP, "update", "wrwif", (True, False, False, False, False)),
-        (OWN, "reduce", "wr", (False, False)),  # what it updates it has computed itself
+        (OWN, "reduce", "wr", (False, False)),  # it updates only what it computed itself
         (TRITON, "fused", "rwrwwfi", (False, True, False, True, False, False, False)),
     ],
 )
@@ -78,7 +78,7 @@ def rewritten(*lines: str) -> list[str] | None:
     found = text.split("\n")
     assert found.index("def call(args):") == source.split("\n").index(
         "def call(args):"
-    )  # lines stay where they are
+    )  # line numbers do not change
     return [line.strip() for line in found if line.startswith("    ")]
 
 
@@ -139,7 +139,7 @@ def test_what_nothing_has_been_written_to_gets_a_new_buffer(uses):
 
 
 def test_what_is_updated_again_is_copied_first():
-    """Else a sum over the layers could only be computed from its first term."""
+    """Otherwise a sum over the layers could only be recomputed from its first term."""
     made = rewritten(
         "buf1 = buf0; del buf0  # reuse",
         "update(buf1, buf9, buf8, 8, 0.5)",

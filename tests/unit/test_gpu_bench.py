@@ -1,4 +1,4 @@
-"""`make bench-gpu` end to end: two tiny models on the CPU, and how it refuses."""
+"""`make bench-gpu` end to end: two tiny models on the CPU, and its error messages."""
 
 import json
 import signal
@@ -17,19 +17,19 @@ from tests.bench.gpu.store import save
 
 SETTING = Setting("cpu", tiny=True, warm_up=0, steps=2)
 LSTM_PEAK, LSTM_BUDGET = 1_068_096, 750_000
-"""Bytes: what the tiny LSTM takes plainly, and less."""
+"""Bytes: the tiny LSTM's plain peak, and a smaller budget."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """The folder with results of a model that has blocks, and of one that has none; and the results."""
+    """The folder with the results of a model with blocks and of one without; and the results."""
     folder = tmp_path_factory.mktemp("results")
 
     def with_blocks():
-        case = replace(BY_NAME["gpt2"], own_shares=())  # what checkpointing takes is share enough
+        case = replace(BY_NAME["gpt2"], own_shares=())  # one share is enough: what checkpointing takes
         return measure_time(case, SETTING, Clock(300), lambda _: None, lambda _: None)
 
-    def without():  # fewer children than a whole part
+    def without():  # fewer child processes than a whole part
         plain = run(SETTING, "lstm", 100)
         ours = run(SETTING, "lstm", 100, budget=LSTM_BUDGET)
         shares = [{"share": 0.72, "run": ours}]
@@ -50,7 +50,7 @@ def test_blocks_end_well_inside_their_budgets(results):
     assert 0 < ours.allocated <= ours.capped == checkpointed.allocated < result["peak"]
     assert ours.report["evictions"] > 0
     assert len(ours.steps_ms) == 2
-    # The bits of the losses are the plain run's: the tiny models have deterministic operators alone.
+    # The losses are bit for bit the plain run's: the tiny models have only deterministic operators.
     first, again = result["plain"]
     assert ours.losses == checkpointed.losses == again.losses == first.losses
 
@@ -65,7 +65,7 @@ def test_a_model_without_blocks_does(results):
 
 
 def test_the_page_is_written_and_says_whether_something_is_missed(results, tmp_path):
-    page = tmp_path / "new" / "page.md"  # its folder is made, rather than an error after all measurements
+    page = tmp_path / "new" / "page.md"  # its folder is created: no error after all measurements
     status = bench.main(["--table", "--results", str(results[0]), "--page", str(page)])
     text = page.read_text()
     assert "GPT-2 124M" in text
@@ -88,7 +88,7 @@ def test_a_run_that_fails_says_why():
     ("arguments", "status", "text"),
     [
         (["densenet"], bench.USAGE, "no part is called densenet; there are inception_v4, densenet121"),
-        (["--device", "cpu"], bench.USAGE, "add --tiny"),  # full sizes are not for the CPU
+        (["--device", "cpu"], bench.USAGE, "add --tiny"),  # full sizes are too large for the CPU
         (["--table", "--results", "none"], 1, "no results in none"),
         pytest.param(
             ["unet"],

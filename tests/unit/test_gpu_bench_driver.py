@@ -1,4 +1,4 @@
-"""tests/bench/gpu/driver.py: what the driver shows for a run, and where it comes from."""
+"""tests/bench/gpu/driver.py: the driver's figure for a run, and its source."""
 
 import os
 
@@ -41,7 +41,7 @@ def test_processes_count_together_if_the_driver_tells(shown, nbytes):
     ("pid", "found"),
     [
         (ME, (3 * GIB, "process")),
-        (10**9, (4 * GIB, "device")),  # as in a container, where the ids are of another namespace
+        (10**9, (4 * GIB, "device")),  # as in a container, whose process ids are of another namespace
     ],
 )
 def test_the_sampler_keeps_the_most_of_the_process_or_else_of_the_device(pid, found):

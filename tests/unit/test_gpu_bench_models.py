@@ -1,4 +1,4 @@
-"""The models of tests/bench/gpu: the published sizes, and that each trains, checkpointed or not."""
+"""The models of tests/bench/gpu have the published sizes, and each trains, checkpointed or not."""
 
 import importlib
 import math
@@ -77,7 +77,7 @@ def test_full_sizes_have_the_published_shapes():
 def test_lstm_is_the_published_one():
     ours, theirs = LSTM(5, 7), nn.LSTM(5, 7)
     with torch.no_grad():
-        # PyTorch has the gates in the order input, forget, candidate, output.
+        # PyTorch orders the gates as input, forget, candidate, output.
         order = torch.cat([torch.arange(7) + 7 * gate for gate in (0, 1, 3, 2)])
         ours.cell.x.weight.copy_(theirs.weight_ih_l0[order])
         ours.cell.x.bias.copy_((theirs.bias_ih_l0 + theirs.bias_hh_l0)[order])
@@ -111,7 +111,7 @@ def test_trees_are_complete():
 
 
 def test_unrolled_steps_are_adams():
-    torch.manual_seed(1)  # of some, a gradient is almost 0, beside which it matters where epsilon is added
+    torch.manual_seed(1)  # some gradients are almost 0, so that it matters where epsilon is added
     network = mlp(2, 4, 1)
     x = torch.randn(6, 2)
     state = {n: (p, torch.zeros_like(p), torch.zeros_like(p)) for n, p in network.named_parameters()}

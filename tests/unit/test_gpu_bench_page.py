@@ -67,7 +67,7 @@ def section(kind, **changes):
 @pytest.mark.parametrize(
     ("kind", "row", "figures"),
     [
-        ("time", 2, ["113", "1.13", "1.14", "6 GB (0.75)"]),  # of the plain runs' mean, and the prototype's
+        ("time", 2, ["113", "1.13", "1.14", "6 GB (0.75)"]),  # over the plain runs' mean; the prototype's
         ("bits", 0, ["0.75", "equal", "equal", "equal", "9", "0"]),
         ("batch", 0, ["batch", "7", "50", "14", "200", "10 GB", "2.00"]),
     ],

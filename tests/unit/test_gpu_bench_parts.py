@@ -1,4 +1,4 @@
-"""What tests/bench/gpu/parts.py runs, and with which budgets; the children are made up."""
+"""What tests/bench/gpu/parts.py runs, and with which budgets; the child processes are fake."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_budgets_are_shares_of_the_allocated_peak_and_the_overhead(children):
     assert "budget" not in calls[0]
     assert "budget" not in calls[-1]
     assert len(result["plain"]) == 2
-    assert len(kept) == 8  # after every run but the first two of these go together
+    assert len(kept) == 8  # after every run, except that the first two are kept together
 
 
 def test_nothing_is_run_after_a_plain_run_that_failed(children):

@@ -1,4 +1,4 @@
-"""The child of tests/bench/gpu: what it notes, and how its end is read."""
+"""The child process of tests/bench/gpu: what it records, and how its outcome is read."""
 
 import warnings
 

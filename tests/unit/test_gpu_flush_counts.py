@@ -1,4 +1,4 @@
-"""tests/bench/gpu_flush_counts.py counts on a GPU that computes nothing what one that computes has."""
+"""tests/bench/gpu_flush_counts.py counts the same on a model that computes nothing as on one that does."""
 
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ def small_pages(monkeypatch):
 
 
 def counted(name, budget, idea=None, computes=False):
-    """Peak, and what the bench counts; with it, all that was allocated."""
+    """Return the peak, and what the bench counts together with all allocated bytes."""
     gpu = FakeGpu(CONTEXT, Allocator(**REAL | {"unit": UNIT}), computes)
     case = BY_NAME[name]
     peak, rows = train(lambda: task_of(case, "cpu", False, SIZES[name]).step, budget, STEPS, idea, gpu)

@@ -23,9 +23,9 @@ HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "lru")
 
 
 def computed(graph: Graph, budget: int, heuristic: str) -> tuple[Outcome, list[int]]:
-    """DTR on the graph, and the nodes that it computed, in order."""
+    """Return DTR's outcome on the graph, and the nodes that it computed, in order."""
     schedule = schedule_of_graph(graph)
-    runs: list[tuple[int, set[int]]] = []  # of each operator, which storages it has given memory
+    runs: list[tuple[int, set[int]]] = []  # each operator run, and the storages that it allocated
 
     def seen(event: str, number: int) -> None:
         if event == "run":
@@ -60,7 +60,7 @@ def test_dtr_on_it_is_a_plan_of_the_graph(graph: Graph, budget: int, heuristic: 
 
 
 def test_dtr_does_find_some_plans() -> None:
-    """Else, the property above would hold of nothing."""
+    """Otherwise the property above would hold vacuously."""
     generator, found = random.Random(3), 0
     for _ in range(100):
         graph = random_graph(generator)

@@ -15,7 +15,7 @@ def resident_set() -> int:
 
 def test_the_peak_of_the_resident_set_is_that_of_the_process():
     block = torch.ones(100 * MB, dtype=torch.uint8)
-    # Linux counts the peak by processor, and adds up only what is more than some pages of each.
+    # Linux counts memory per processor, and adds up only what exceeds some pages on each.
     reached = resident_set() - 10 * MB
     del block
     assert reached <= resident_peak() < reached + 1000 * MB

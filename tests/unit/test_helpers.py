@@ -44,7 +44,7 @@ def test_the_function_keeps_its_name_for_pickling(worker):
 
 
 def test_the_functions_of_pytorch_are_there():
-    """What is wrapped must exist, or a worker would run under the budget unseen."""
+    """The wrapped functions must exist, or a worker would run under the budget unnoticed."""
     for name, function in helpers.HELPERS.items():
         if name.startswith("torch."):
             assert callable(getattr(importlib.import_module(name), function))

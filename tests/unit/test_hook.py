@@ -19,7 +19,7 @@ NAME = "dtrrun_test_module"
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """The folder of a module that can be imported, and the calls that an AfterImport for it made."""
+    """The folder of an importable module, and the calls made by an AfterImport for it."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     monkeypatch.delitem(sys.modules, NAME, raising=False)
@@ -127,7 +127,7 @@ def test_marks_are_left_if_the_launcher_is_still_there(tmp_path, monkeypatch):
 
 
 def test_an_old_python_can_read_it_and_say_so(monkeypatch):
-    """It runs from 3.7 on, and refuses those before 3.11 rather than leave them without a budget."""
+    """It runs on Python 3.7 and later, and refuses versions before 3.11 rather than run without a budget."""
     ast.parse(Path(_dtrrun_hook.__file__).read_text(), feature_version=(3, 7))
     said = []
     monkeypatch.setattr(_dtrrun_hook, "fail", said.append)
@@ -138,7 +138,7 @@ def test_an_old_python_can_read_it_and_say_so(monkeypatch):
 
 
 def test_the_hook_needs_little():
-    """What it imports at its top is what every Python has loaded at its start."""
+    """Its top-level imports are modules that every Python has already loaded at startup."""
     names = {name for name in vars(_dtrrun_hook) if isinstance(vars(_dtrrun_hook)[name], type(sys))}
     assert names == {"os", "sys", "time"}
     code = "import sys; print({'os', 'sys', 'time'} <= set(sys.modules))"

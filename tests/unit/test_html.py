@@ -1,4 +1,4 @@
-"""dtrrun.views.html: a page that is whole, small and safe, whatever the script called things."""
+"""dtrrun.views.html: the page is complete, small and safe, whatever names the script uses."""
 
 import base64
 import hashlib

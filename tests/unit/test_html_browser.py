@@ -1,4 +1,4 @@
-"""The page in a real headless Chromium: it draws, asks for nothing, and looks as in docs/pictures."""
+"""The page in a real headless Chromium draws, requests nothing, and looks as in docs/pictures."""
 
 import io
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(WHY is not None, reason=f"no browser: {WHY}")
 PIL = pytest.importorskip("PIL.Image", reason="needs Pillow")
 SMALL = (55, 110)
 ALIKE = 6.0
-"""Mean difference of grey values (0 to 255) of two pictures, seen from afar: fonts differ."""
+"""Greatest mean difference of gray values (0 to 255) of two downscaled pictures: fonts differ."""
 POSITIONS = "() => [...document.querySelectorAll('section:not([hidden]) canvas')].map(c => c.width)"
 
 
@@ -38,7 +38,7 @@ def picture(data):
 
 
 def difference(one, other):
-    """Mean absolute difference of grey values, at a size where letters no longer show."""
+    """Return the mean absolute difference of gray values, at a size where letters do not show."""
     one, other = (image.convert("L").resize(SMALL, PIL.Resampling.BOX) for image in (one, other))
     pairs = zip(one.tobytes(), other.tobytes(), strict=True)
     return sum(abs(a - b) for a, b in pairs) / (SMALL[0] * SMALL[1])

@@ -20,7 +20,7 @@ def program(path, text="#!/bin/sh\nexit 1\n"):
 
 @pytest.fixture
 def on_path(tmp_path):
-    """dtrrun is found on PATH, as after `pipx install dtrrun`."""
+    """dtrrun as found on PATH, as after `pipx install dtrrun`."""
     return program(tmp_path / "tools" / "dtrrun")
 
 
@@ -70,7 +70,7 @@ def test_python_on_path_if_it_has_torch(tmp_path, on_path, name, has_torch, stat
 
 @pytest.fixture
 def without_torch(monkeypatch):
-    """dtrrun's own interpreter has no torch, as after `pip install dtrrun` in an environment of its own."""
+    """dtrrun's own interpreter lacks torch, as after `pip install dtrrun` in a separate environment."""
     monkeypatch.setattr(interpreter, "find_spec", lambda name: None)
 
 
@@ -93,7 +93,7 @@ def test_our_own_without_torch_gives_way_to_one_that_has_it(tmp_path, on_path, w
 
 
 def test_an_active_environment_is_meant_whatever_it_has(tmp_path, on_path, without_torch):
-    """`python train.py` would say the same there: that it has no torch."""
+    """It is chosen even without torch: `python train.py` would fail there in the same way."""
     python = program(tmp_path / "env" / "bin" / "python")
     program(tmp_path / "system" / "python3", WITH_TORCH)
     assert choose(None, environ(tmp_path, VIRTUAL_ENV=str(tmp_path / "env")), on_path) == python

@@ -1,4 +1,4 @@
-"""The settings that kernels read are restored for a replay, each of them, and put back."""
+"""Every setting that kernels read is restored for a replay, and put back afterwards."""
 
 from __future__ import annotations
 

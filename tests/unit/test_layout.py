@@ -1,4 +1,4 @@
-"""The properties of the layout that other people build on; see docs/design/overview.md."""
+"""The properties of the layout that others rely on; see docs/design/overview.md."""
 
 import ast
 import sys
@@ -43,11 +43,11 @@ ARROWS = {
     "values": {"core", "sizes"},
     "sizes": set(),
 }
-"""What each part may import of the others, with the names at the package's head open to all."""
+"""What each part may import from the others; all may import the names at the package's top level."""
 
 INJECTED = {
     "__init__": set(),
-    "boot": {"torch"},  # boot/trial.py, in a process of its own
+    "boot": {"torch"},  # boot/trial.py, in a separate process
     "runtime": {"torch"},
     "native": {"torch"},
     "bindings": set(),
@@ -58,10 +58,10 @@ INJECTED = {
     "values": set(),
     "sizes": set(),
 }
-"""These run in the program's processes, where our dependencies may be missing: what else they may import."""
+"""Parts that run in the program's processes, where our dependencies may be missing; their other imports."""
 
 OWN_PATH = {"sitecustomize", "_dtrrun_hook"}
-"""Top-level modules, since boot/path is put on Python's path; the first is the one that ours shadows."""
+"""Top-level modules, since boot/path is put on Python's path; the first shadows the user's."""
 
 
 def parts():
@@ -74,7 +74,7 @@ def sources(part=None):
 
 
 def imports(path, text=None):
-    """The full name of every module that a file imports, wherever in the file, for type checkers too."""
+    """Yield the full name of every module that a file imports anywhere, also those for type checkers."""
     package = ["dtrrun", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text() if text is None else text)):
         if isinstance(node, ast.Import):
@@ -87,7 +87,7 @@ def imports(path, text=None):
 
 
 def ours(name):
-    """The part of dtrrun that an imported name belongs to, or None."""
+    """Return the part of dtrrun that an imported name belongs to, or None."""
     top, _, rest = name.partition(".")
     part = rest.partition(".")[0]
     return part if top == "dtrrun" and part in ARROWS else None
@@ -169,6 +169,6 @@ def later():
 
 
 def test_test_files_have_names_of_their_own():
-    """pytest imports those of several folders by their names alone."""
+    """No two test files share a name, since pytest imports them by name alone."""
     names = [path.name for path in PACKAGE.parent.joinpath("tests").rglob("test_*.py")]
     assert len(names) == len(set(names))

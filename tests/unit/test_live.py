@@ -1,4 +1,4 @@
-"""`views.live`: when something is shown, and that it goes away again."""
+"""`views.live`: when something is shown, and that it is removed again."""
 
 import os
 import select

@@ -16,7 +16,7 @@ from dtrrun.launch.errors import LaunchError
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What reaches the verb `run`: its options and its target; nothing is started."""
+    """What the verb `run` receives: its options and its target; nothing is started."""
     calls = []
     monkeypatch.setattr("dtrrun.cli.run.resolve", lambda words, python: words)
     monkeypatch.setattr(
@@ -61,7 +61,7 @@ def test_a_program_called_help(seen, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_during_our_imports_shows_nothing():
-    """They take a moment, and nothing has begun."""
+    """Ctrl-C during the imports, which take a moment, prints nothing, since nothing has begun."""
     code = (
         "import builtins, os, signal, sys\n"
         "real = builtins.__import__\n"
@@ -120,13 +120,13 @@ def test_options_on_both_sides_of_the_verb_count(seen):
 
 
 def test_later_verbs_have_their_place(monkeypatch, seen):
-    """A word of VERBS is a verb; behind `run` or `--` it is a target."""
+    """A word in VERBS is a verb; after `run` or `--` it is a target."""
     monkeypatch.setattr(module, "VERBS", ("run", "later"))
     assert status("run", "later") == 0
     assert status("--", "later") == 0
     assert [command for _, command in seen] == [["later"], ["later"]]
     monkeypatch.delenv("DTRRUN_DEBUG", raising=False)
-    assert status("later", "train.py") == 125  # its file is not there yet
+    assert status("later", "train.py") == 125  # its file does not exist yet
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_the_first_screen_of_the_help_has_every_verb(columns, capsys, monkeypatc
     begun = screen.index(["Verbs"])
     listed = screen[begun + 1 : begun + 1 + len(VERBS)]
     assert {line[0] for line in listed} == set(VERBS) == set(SUMMARIES)
-    assert [" ".join(line[1:]) for line in listed] == [*SUMMARIES.values()]  # each in a line
+    assert [" ".join(line[1:]) for line in listed] == [*SUMMARIES.values()]  # each on one line
 
 
 def test_version(capsys):

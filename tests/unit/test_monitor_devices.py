@@ -25,17 +25,17 @@ def counted(devices, variable):
         ("", ""),
         ("2,0", "20"),
         (" 1 , 2", "12"),
-        ("0,7,1", "0"),  # what follows an invalid entry is hidden
+        ("0,7,1", "0"),  # entries after an invalid one are hidden
         ("0,-1,1", "0"),
         ("-1", ""),
-        ("1,1", ""),  # twice
-        ("1gpu2,2ampere", "12"),  # as strtoul reads it
+        ("1,1", ""),  # duplicate
+        ("1gpu2,2ampere", "12"),  # as strtoul parses it
         ("nonsense", ""),
         ("GPU-abd2,GPU-abc1", "10"),
-        ("GPU-e", "2"),  # enough to tell it
-        ("GPU-ab,GPU-ef03", ""),  # not enough
+        ("GPU-e", "2"),  # a unique prefix
+        ("GPU-ab,GPU-ef03", ""),  # an ambiguous prefix
         ("GPU-ef03,GPU-0000,GPU-abc1", "2"),
-        ("GPU-e,2", ""),  # the same twice
+        ("GPU-e,2", ""),  # the same device twice
         ("MIG-1111-aa", ""),
         ("NoDevFiles", ""),  # what Slurm sets for a job without GPUs
     ],
@@ -47,7 +47,7 @@ def test_visible_devices(variable, numbers):
 @pytest.mark.parametrize(
     ("variable", "uuids"),
     [
-        (None, ["MIG-1111-aa"]),  # no whole GPU beside a part of one, and the first part
+        (None, ["MIG-1111-aa"]),  # a part of a GPU hides whole GPUs; only the first part is visible
         ("0", ["GPU-abc1"]),
         ("1", ["MIG-1111-aa"]),
         ("0,1", ["MIG-1111-aa"]),

@@ -1,4 +1,4 @@
-"""dtrrun.monitor.gpus, libnvml, kfd: which GPUs there are, by whichever driver answers."""
+"""dtrrun.monitor.gpus, libnvml, kfd: which GPUs exist, according to whichever driver answers."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def no_driver(monkeypatch):
 
 
 def library(folder, name, text):
-    """A shared library of a few lines of C."""
+    """Build a shared library from a few lines of C."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     (folder / "source.c").write_text(text)
@@ -49,7 +49,7 @@ int cuGetErrorString(int code, const char **text) { *text = "no CUDA-capable dev
 
 @pytest.fixture
 def cuda(monkeypatch, tmp_path):
-    """A CUDA with devices of 8 and 9 GiB. Returns the file in which `cuInit` notes its processes."""
+    """A fake CUDA with devices of 8 and 9 GiB; the file in which `cuInit` records its processes."""
     asked = tmp_path / "asked"
     monkeypatch.setattr(cuda_probe, "LIBRARY", library(tmp_path, "libcuda.so.1", LIBCUDA % asked))
     monkeypatch.setenv("CU_INIT", "0")
@@ -67,17 +67,17 @@ def unknown(_):
 
 
 def test_without_nvml_cuda_is_asked_elsewhere(cuda):
-    """Not in this process, which may fork, and may change CUDA_VISIBLE_DEVICES."""
+    """CUDA is not initialized in this process, which may fork or change CUDA_VISIBLE_DEVICES."""
     assert gpus(CUDA, BLIND).sizes == (8 * GIB, 9 * GIB)
     (asked,) = cuda.read_text().split()
     assert int(asked) != os.getpid()
     gpus(CUDA, BLIND)
-    assert cuda.read_text().split() == [asked]  # it takes long
+    assert cuda.read_text().split() == [asked]  # only once: it is slow
 
 
 @pytest.mark.parametrize("nvml", [FakeNvml(), FakeNvml(Gpu("GPU-a", lost=True)), FakeNvml(Gpu("GPU-a"))])
 def test_an_nvml_that_knows_no_sizes(cuda, monkeypatch, nvml):
-    """As on boards whose GPU shares the memory of the processor."""
+    """CUDA is asked where NVML knows no sizes, as on boards whose GPU shares the CPU's memory."""
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda *_, **__: unknown(0))
     assert gpus(CUDA, nvml).sizes == (8 * GIB, 9 * GIB)
 
@@ -143,7 +143,7 @@ def amd(monkeypatch, tmp_path):
         (folder / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd}\nunique_id {unique}\n")
     hidden = tmp_path / "topology" / "nodes" / "3"
     hidden.mkdir()
-    (hidden / "properties").mkdir()  # cannot be read
+    (hidden / "properties").mkdir()  # unreadable
     for function in (kfd.gpus, kfd.process_bytes):
         monkeypatch.setattr(function, "__defaults__", (tmp_path,))
     return tmp_path
@@ -187,7 +187,7 @@ def test_a_processs_memory_on_an_amd_gpu(amd):
     vram(amd, os.getpid(), vram_111=5, vram_222=7)
     assert [kfd.process_bytes(os.getpid(), gpu) for gpu in (first, second)] == [5, 7]
     assert kfd.process_bytes(os.getppid(), first) is None
-    vram(amd, 2**22 + 1, vram_111=9)  # no process here has that id: they are the host's, and not ours
+    vram(amd, 2**22 + 1, vram_111=9)  # no process here has that id: the ids are the host's, not ours
     assert kfd.process_bytes(os.getpid(), first) is None
 
 
@@ -269,7 +269,7 @@ def test_without_the_library(monkeypatch):
 
 
 def test_the_probe_needs_only_the_standard_library():
-    """It is run without site-packages, by whatever interpreter runs us."""
+    """It runs without site-packages, in whatever interpreter runs dtrrun."""
     command = [sys.executable, "-I", "-S", Path(cuda_probe.__file__), "libcuda.so.none"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "libcuda.so.none: cannot open shared object file" in done.stdout

@@ -1,4 +1,4 @@
-"""dtrrun.monitor.ladder: which source a figure comes from, on machines of every kind."""
+"""dtrrun.monitor.ladder: which source a figure comes from, on all kinds of machines."""
 
 import os
 from dataclasses import replace
@@ -28,7 +28,7 @@ def ladder(*gpus, **more):
 
 
 def seen(ladder, *processes):
-    """Device, bytes and source, by process."""
+    """Return device, bytes and source by process."""
     return {pid: (name, *figure[::2]) for pid, (name, figure) in ladder.read(processes).items()}
 
 
@@ -40,8 +40,8 @@ BELIEVED = {50: (2 * GIB + 400 * MIB, "reserved_overhead")}
 UNKNOWN = NVMLError_NotSupported("Not Supported")
 
 ONE_GPU = {
-    # What the GPU is like when the run begins. Then, once or several times: what changes, which processes
-    # there are, and the bytes and the source of each.
+    # The GPU's state when the run begins. Then, one or more times: what changes, which processes exist, and
+    # the bytes and the source of each.
     "listed": ({}, ({"compute": {50: 3 * GIB, 60: 9 * GIB}, "graphics": {50: 3 * GIB}}, [ONE], SHOWN)),
     "listed before anything is allocated": (
         {},
@@ -104,7 +104,7 @@ ONE_GPU = {
     "the host's ids": (
         {"compute": {9001: 5 * GIB}},
         ({"compute": {9001: 5 * GIB, 9876: 3 * GIB}}, [ONE], {50: (3 * GIB, "nvml_new_pid")}),
-        # It is known by now, so who comes later is another.
+        # Our process is identified by now, so a later one is another process.
         (
             {"compute": {9001: 5 * GIB, 9876: 4 * GIB, 9999: 3 * GIB}},
             [ONE],
@@ -174,7 +174,7 @@ def test_why_the_driver_does_not_tell(changes, error):
 @pytest.mark.parametrize(
     ("first", "second", "source"),
     [
-        ({50: 3 * GIB, 51: 300 * MIB}, {51: 4 * GIB}, "nvml_pid"),  # 51 has a context on the first, too
+        ({50: 3 * GIB, 51: 300 * MIB}, {51: 4 * GIB}, "nvml_pid"),  # 51 also has a context on the first GPU
         ({9001: 3 * GIB}, {9002: 4 * GIB}, "nvml_new_pid"),
     ],
 )
@@ -189,7 +189,7 @@ def test_two_ranks_on_two_devices(first, second, source):
 
 
 def test_a_figure_is_as_old_as_the_question(monkeypatch):
-    """The process compares its time with that of its own allocations, which may come while NVML is asked."""
+    """Its time is when NVML was asked: the process may allocate during the query, and compares times."""
     gpu = Gpu("GPU-a")
     rungs = ladder(gpu)
     gpu.compute = {50: 3 * GIB}
@@ -306,7 +306,7 @@ def test_a_process_in_a_container_that_the_target_started():
     gpu.compute = {7: 1 * GIB, 4242: 3 * GIB, 50: 9 * GIB}
     inside = process(
         meta={"pid_namespace": "pid:[1]"}, alive=False
-    )  # its id means another process here, or none
+    )  # here its id belongs to another process, or to none
     assert seen(rungs, inside) == {50: ("GPU-a", 3 * GIB, "nvml_pid")}
     assert asked == [(50, [4242, 50])]
     assert seen(rungs, process(meta={"pid_namespace": pid_namespace()}))[50][1] == 9 * GIB

@@ -27,7 +27,7 @@ def own(*gpus, uuid="", index=0, **more):
         ({ME: 5, os.getppid(): 7, 1: 9}, 5),
         ({ME: None}, None),
         ({os.getppid(): 7}, None),
-        ({ME: 5, NOBODY: 7}, None),  # the host's ids: one of them happens to be ours
+        ({ME: 5, NOBODY: 7}, None),  # the host's ids, one of which happens to equal ours
         (NVMLError_NotSupported("Not Supported"), None),
     ],
 )
@@ -49,7 +49,7 @@ def test_in_a_part_of_a_gpu(monkeypatch):
     whole = Gpu("GPU-a", parts=parts, total=80 * GIB)
     assert own(whole, uuid="2").nbytes() == 7
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2")
-    assert own(whole, uuid="a").nbytes() == 7  # CUDA may tell the whole GPU's
+    assert own(whole, uuid="a").nbytes() == 7  # CUDA may report the whole GPU's UUID
 
 
 def test_without_nvml():

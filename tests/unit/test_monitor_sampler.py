@@ -1,4 +1,4 @@
-"""dtrrun.monitor.sampler: its thread, over real records and a driver that never was."""
+"""dtrrun.monitor.sampler: its thread, with real records and a fake driver."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def _all_visible(monkeypatch):
 
 @pytest.fixture
 def record(tmp_path):
-    """The record of a process on the GPU: this one."""
+    """The record of this process, as one on the GPU."""
     writer = Writer(str(tmp_path), {"device": "cuda"})
     writer.counters[PLACE["reserved_bytes"]] = GIB
     writer.publish({})
@@ -41,7 +41,7 @@ def gpu():
 
 
 class Watched:
-    """A sampler with the lines that it said and the signals that it sent."""
+    """A sampler, the lines that it printed and the signals that it sent."""
 
     def __init__(self, folder, *gpus, budget=2 * GIB, on_violation="warn", **more):
         self.lines, self.signals = [], []
@@ -119,9 +119,9 @@ def test_it_is_asked_at_step_ends_and_else_once_in_a_while(tmp_path, record, gpu
         record.counters[PLACE["steps"]] += 1
         until(lambda: watched.use(tmp_path).nbytes == GIB + 1)
         monkeypatch.setattr(module, "EVERY_SECONDS", 0.2)
-        record.counters[PLACE["steps"]] += 1  # the last time that it waits for
+        record.counters[PLACE["steps"]] += 1  # ends the long wait
         asked = watched.nvml.asked
-        until(lambda: watched.nvml.asked >= asked + 12)  # three lists a look
+        until(lambda: watched.nvml.asked >= asked + 12)  # three lists per look
 
 
 def test_nothing_is_asked_where_the_process_is_on_the_cpu(tmp_path, gpu):
@@ -194,7 +194,7 @@ def test_a_driver_that_never_answers_does_not_hold_up_the_end(tmp_path, record, 
         time.sleep(3 * module.TICK_SECONDS)
         began = time.monotonic()
     assert time.monotonic() - began < 5
-    assert watched.nvml.open == 1  # not taken away from under it
+    assert watched.nvml.open == 1  # not shut down while in use
     release.set()
     watched.sampler._thread.join()
 
@@ -225,14 +225,14 @@ def test_the_run_is_stopped_once(tmp_path, record, gpu):
         for size in (3 * GIB, GIB, 4 * GIB):
             gpu.compute = {ME: size}
             watched.sampler.sample()
-        assert watched.signals == [signal.SIGTERM]  # to the target; this process is none that we started
+        assert watched.signals == [signal.SIGTERM]  # to the target: the run did not start this process
         assert watched.sampler.stopped.startswith(f"pid {ME} holds 3.22 GB")
     assert watched.lines == []
 
 
 @pytest.mark.parametrize("own_group", [False, True])
 def test_the_offender_is_ended_and_its_group_where_that_is_its_own(tmp_path, own_group):
-    """As torchrun starts its ranks: in sessions of their own."""
+    """A process with its own group, as torchrun starts its ranks, is ended together with that group."""
     code = (
         "import subprocess, sys, time\n"
         "from dtrrun.telemetry.record import Writer\n"
@@ -255,12 +255,12 @@ def test_the_offender_is_ended_and_its_group_where_that_is_its_own(tmp_path, own
     if own_group:
         until(lambda: not _exists(helper))
     else:
-        assert _exists(helper)  # in our group: ended by the command that gets the signal, not by us
+        assert _exists(helper)  # in our group: left to the command that gets the signal
         os.kill(helper, signal.SIGKILL)
 
 
 def _exists(pid):
-    """And is no zombie, which nobody may ever wait for."""
+    """Return whether a process exists and is not a zombie, which might never be reaped."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""core.mutation, on stand-ins: what a constant's dependents need when it is about to change."""
+"""core.mutation, with stand-ins: what a constant's dependents need when it is about to change."""
 
 from dtrrun.bindings import graph, make_policy
 from dtrrun.core.dtr import DTR
@@ -10,7 +10,7 @@ NBYTES = 4096
 
 
 class Plain(Call):
-    """An operator that makes one storage, and writes to nothing."""
+    """An operator that makes one storage and writes to none."""
 
     def __init__(self, name, cost, versions):
         super().__init__()
@@ -24,7 +24,7 @@ class Plain(Call):
 
 
 class Program:
-    """Runs operators that each make one storage. Holds what it made, by name, until it is released."""
+    """Runs operators that each make one storage. Holds the results by name until they are released."""
 
     def __init__(self):
         self.dtr = DTR(
@@ -61,7 +61,7 @@ class Program:
 
 
 def test_the_memory_of_one_dependent_lives_as_long_as_the_recipe_of_another():
-    """A rescue reaches `result` before `middle`, whose memory only the recipe of `result` keeps."""
+    """The rescue reaches `result` before `middle`, whose memory only the recipe of `result` keeps alive."""
     program = Program()
     program.run("first", "weight")
     program.run("second", "weight")
@@ -74,7 +74,7 @@ def test_the_memory_of_one_dependent_lives_as_long_as_the_recipe_of_another():
     program.release("first")
     program.release("second")
     program.release("middle")
-    # Back by other means than a rematerialization of its own, which releases what was kept for it.
+    # Restored by other means than its own rematerialization, which would release what was kept for it.
     program.dtr.ledger.restored(result)
 
     program.dtr.mutation.rescue_dependents(program.version("weight"))

@@ -1,4 +1,4 @@
-"""dtrrun.native: the native extension's cache, the binary of a wheel, and all that can prevent them.
+"""dtrrun.native: the native extension's cache, the binary in a wheel, and everything that can go wrong.
 
 Nothing is compiled.
 """
@@ -26,21 +26,21 @@ from dtrrun.settings import RuntimeSettings
 UNWRITABLE = "the native fast path cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
 CODE = b"what the compiler makes"
 CALLS = len(compiling.FILES) + 1
-"""Of the compiler, for one extension."""
+"""Compiler calls for one extension."""
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test has loaded it
+    monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test may have loaded it
     build._loaded.cache_clear()
     yield tmp_path / "cache" / "dtrrun" / "native"
     build._loaded.cache_clear()
 
 
 class Compiler:
-    """A script that stands for one: it notes its calls, and does what it is told."""
+    """A script that stands for a compiler: it records its calls and does what it is told."""
 
     def __init__(self, folder, monkeypatch):
         self.path, self.log, self.result = folder / "cxx", folder / "calls", folder / "made.so"
@@ -80,7 +80,7 @@ def why_not():
 
 
 def left(cache):
-    """What is left in the cache, without the lock."""
+    """Return the names of the files in the cache, except the lock."""
     return sorted(path.name for path in cache.glob("*/*") if path.name != "lock")
 
 
@@ -139,7 +139,7 @@ def test_a_compiler_that_fails(cxx, cache, output, line):
     assert all(command.startswith(f"$ {cxx.path} ") for command in commands)
     assert rest == output.replace("\\377", "�").splitlines()
     assert left(cache) == ["errors.txt"]
-    cxx.does("")  # it has been mended
+    cxx.does("")  # it has been repaired
     assert build.build(silent) == build.built()
     assert left(cache) == ["_dtrrun_native.so"]
 
@@ -153,7 +153,7 @@ def test_a_compiler_that_makes_nothing(cxx, cache, then):
 
 
 def test_a_compiler_that_hangs(cxx, cache, monkeypatch, tmp_path):
-    """The process that does its work holds the pipe, and is ended, too."""
+    """The compiler's worker process, which holds the pipe, is ended too."""
     monkeypatch.setattr(building, "TIME_LIMIT_SECONDS", 0.3)
     cxx.does(f"sleep 60 & echo $! > {tmp_path}/worker", "wait")
     began = time.monotonic()
@@ -161,7 +161,7 @@ def test_a_compiler_that_hangs(cxx, cache, monkeypatch, tmp_path):
     assert time.monotonic() - began < 30
     worker = Path("/proc", (tmp_path / "worker").read_text().strip(), "cmdline")
     with suppress(OSError):
-        while b"sleep" in worker.read_bytes():  # of a zombie it is empty
+        while b"sleep" in worker.read_bytes():  # a zombie's is empty
             assert time.monotonic() - began < 30
             time.sleep(0.01)
     assert left(cache) == ["errors.txt"]
@@ -230,7 +230,7 @@ def test_a_full_disk_beneath_the_compiler(cxx, cache, monkeypatch):
 
 @pytest.mark.parametrize("damage", [b"", CODE[:10], CODE, b"\0" * 500])
 def test_a_damaged_file_is_built_anew(cxx, damage):
-    """Python would crash at a file that is cut short: the loader maps what is not there."""
+    """A truncated file is detected before loading: mapping the missing part would crash Python."""
     path = build.build(silent)
     whole = path.read_bytes()
     path.write_bytes(damage)
@@ -249,7 +249,7 @@ def test_a_damaged_file_that_cannot_be_built_anew(cxx, monkeypatch, tmp_path):
 
 
 def test_a_file_that_cannot_be_loaded(cxx, cache):
-    """Another library of C++ than the compiler's, say. The reason is kept: no try in each session."""
+    """The reason (a different C++ library, say) is kept, so that not every session tries again."""
     with pytest.raises(
         building.CannotBuild, match=r"^it cannot be loaded: .*; remove .*, so that it is built"
     ):
@@ -261,7 +261,7 @@ def test_a_file_that_cannot_be_loaded(cxx, cache):
 
 
 def in_processes(count, action):
-    """Call `action` in so many processes at once: their results."""
+    """Call `action` in `count` processes at once and return their results."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     processes = [context.Process(target=lambda: results.put(action())) for _ in range(count)]
@@ -313,7 +313,7 @@ def test_processes_that_start_together_fail_once(cxx, cache):
 
 
 def test_an_unfinished_file_is_never_in_place(cxx, cache, tmp_path):
-    """Also of a process that is killed while its compiler writes; the next one does not wait for it."""
+    """This holds for a process killed while its compiler writes, and the next one does not wait for it."""
     (cache / build.key()).mkdir(parents=True)
     (cache / build.key() / "unfinished-before.so").write_bytes(b"of a power cut")
     cxx.does('printf half > "$2"; echo $$ > $0.pid; mv $0.pid $0.writes; sleep 60')
@@ -334,7 +334,7 @@ def test_an_unfinished_file_is_never_in_place(cxx, cache, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
 def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_path, number):
-    """It leaves nothing behind, and none of its own processes, one of which does the work."""
+    """It leaves no files and no processes behind, including the child that does the compiler's work."""
     cxx.does(
         f'printf half > "$2"; sleep 60 & echo $! > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/worker',
         "wait",
@@ -414,7 +414,7 @@ def test_a_session_without_it(monkeypatch, tmp_path, capfd):
 
 
 def test_the_outlook(cxx, cache, monkeypatch, tmp_path):
-    """What doctor tells. Nothing is built for it, nor written."""
+    """doctor's information about the extension is found without building or writing anything."""
 
     def told():
         found = build.outlook()
@@ -472,7 +472,7 @@ def test_building_ahead(cxx, damage, status):
 
 
 class Wheel:
-    """A wheel's binary for this PyTorch, and a trial that does what it is told. Notes each trial."""
+    """A wheel's binary for this PyTorch, and a trial that does what it is told. Records each trial."""
 
     def __init__(self, folder, monkeypatch):
         self.log = folder / "trials"
@@ -511,7 +511,7 @@ def wheel(tmp_path, monkeypatch):
 
 
 def test_a_wheels_binary_is_tried_once(wheel, monkeypatch, cache):
-    """And once more for another installation of the same PyTorch. A compiler is not looked for."""
+    """It is tried again only for another installation of the same PyTorch; no compiler is looked for."""
     monkeypatch.setenv("CXX", "/none")
     assert [build.find(silent) for _ in range(3)] == [wheel.path] * 3
     (trial,) = wheel.trials
@@ -546,7 +546,7 @@ def test_what_was_built_here_comes_first(wheel, cxx):
     ],
 )
 def test_a_binary_that_does_not_work(wheel, monkeypatch, tmp_path, code, said):
-    """It is built instead; without a compiler, the error says both. It is not tried again."""
+    """The extension is built instead; without a compiler, the error says both. No second trial is made."""
     wheel.does(code)
     if "sleep" in code:
         monkeypatch.setattr(shipped, "TIME_LIMIT_SECONDS", 0.5)
@@ -578,7 +578,7 @@ def test_a_binary_that_is_cut_short_is_not_tried(wheel):
 
 
 def test_a_binary_for_others(wheel, monkeypatch):
-    """Of another PyTorch (a nightly build, a patch), or of sources that have changed since."""
+    """A binary for another PyTorch (a nightly, a patched one) or for older sources is not tried."""
     wheel.add("2.9.1", "0123456789abcdef")
     with monkeypatch.context() as changed:
         changed.setattr(torch.version, "git_version", "0f" * 20)
@@ -595,7 +595,7 @@ def test_a_binary_for_others(wheel, monkeypatch):
 
 
 def test_a_cache_that_cannot_keep_the_result(wheel, monkeypatch, tmp_path):
-    """The processes of a run share it all the same."""
+    """The processes of a run still share the result."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "run").mkdir()
@@ -615,7 +615,7 @@ def test_processes_that_start_together_try_once(wheel):
 
 
 def test_a_binary_that_loads_in_a_trial_but_not_here(wheel, cxx, monkeypatch):
-    """This process may have loaded other libraries before."""
+    """The extension is built then: this process may already have loaded other libraries."""
     loaded = []
 
     def refuse(_, path):
@@ -630,7 +630,7 @@ def test_a_binary_that_loads_in_a_trial_but_not_here(wheel, cxx, monkeypatch):
 
 
 def test_a_trial_whose_status_is_lost(wheel, monkeypatch):
-    """The program ignores the ends of its children; and a power cut has emptied the file with the result."""
+    """The program may ignore SIGCHLD, and a power cut may have emptied the file with the result."""
     wheel.does("import os; os.abort()")
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

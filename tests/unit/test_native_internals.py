@@ -1,4 +1,4 @@
-"""Which internals of PyTorch's the native extension imports: docs/design/native.md lists them."""
+"""The PyTorch internals that the native extension imports are those listed in docs/design/native.md."""
 
 import re
 import shutil
@@ -16,11 +16,11 @@ LISTED_FOR = (2, 13)
 
 
 def imported(path):
-    """The names of functions and variables that a library needs of others: PyTorch's own."""
+    """Return the names of the functions and variables that a library imports from PyTorch."""
     table = subprocess.check_output(["nm", "-DC", "--undefined-only", path], text=True)
     for line in table.splitlines():
         name = line.split(maxsplit=1)[1].partition("(")[0]
-        if not re.search(r"@|^_?Py|\bstd::|__cxxabiv1", name):  # of the C and C++ libraries, and of Python
+        if not re.search(r"@|^_?Py|\bstd::|__cxxabiv1", name):  # the C and C++ libraries, and Python
             yield name
 
 

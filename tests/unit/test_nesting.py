@@ -16,7 +16,7 @@ def options(budget):
 
 @pytest.fixture
 def around(tmp_path):
-    """The environment that a dtrrun with that budget gives to its target."""
+    """Return the environment that a dtrrun with that budget gives its target."""
 
     def environment(budget, device="cpu"):
         settings = RuntimeSettings(budget_bytes=budget, device=device, record_dir=str(tmp_path))

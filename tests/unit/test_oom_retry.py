@@ -13,7 +13,7 @@ from dtrrun.runtime.operators import operator_of
 
 aten = torch.ops.aten
 CONTEXT = 300 * MIB
-BESIDE = CONTEXT + LEAST_GUARD  # of a budget; three quarters of the small rest are for tensors
+BESIDE = CONTEXT + LEAST_GUARD  # of a budget; three quarters of the rest are for tensors
 BUDGET = BESIDE + 16 * MIB
 
 
@@ -21,15 +21,15 @@ BUDGET = BESIDE + 16 * MIB
     ("operator", "expected"),
     [
         (aten.mul.Tensor, True),
-        (aten.add_.Tensor, True),  # pointwise: allocates nothing once it runs
+        (aten.add_.Tensor, True),  # pointwise: allocates nothing after it has begun
         (aten.mul_.Scalar, True),
-        (aten.fill_.Scalar, True),  # overwrites: a second time does no harm
+        (aten.fill_.Scalar, True),  # overwrites: running twice does no harm
         (aten.copy_.default, True),
         (aten.mm.out, True),
-        (aten.addmm_.default, True),  # gets its workspace first
+        (aten.addmm_.default, True),  # allocates its workspace first
         (aten.native_batch_norm.default, True),
         (aten.cumsum_.default, False),
-        (aten._foreach_add_.Scalar, False),  # the first tensor may be done
+        (aten._foreach_add_.Scalar, False),  # the first tensor may already be updated
         (aten.resize_.default, False),
         (aten.native_dropout.default, False),  # unless the generator's state is known
         (aten.normal_.default, False),
@@ -72,7 +72,7 @@ def test_what_the_allocator_lacked():
 
 @pytest.mark.parametrize(("free", "error"), [("73.18 GiB", dtrrun.BudgetError), ("2.00 MiB", None)])
 def test_an_error_of_a_full_device_is_not_the_budgets(monkeypatch, free, error):
-    """For an operator that may have begun to write."""
+    """An operator that may have begun to write fails with a BudgetError only if the device is not full."""
     with fake_session(monkeypatch, BUDGET) as (session, _):
         tensor()
         raised = torch.OutOfMemoryError(REFUSED.format(free=free))
@@ -84,7 +84,7 @@ def test_another_gpus_error_is_not_ours():
     text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.11 GiB of which"
     assert short_of_memory(torch.OutOfMemoryError(text.format(1)), 1)
     assert not short_of_memory(torch.OutOfMemoryError(text.format(0)), 1)
-    assert short_of_memory(torch.OutOfMemoryError("CUDA out of memory."), 1)  # an allocator with other words
+    assert short_of_memory(torch.OutOfMemoryError("CUDA out of memory."), 1)  # another allocator's wording
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_who_lacks_memory_of_the_gpu(text):
         "CUDA error: misaligned address",
         "CUDA error: too many resources requested for launch",
         "CUDA driver error: invalid argument",
-        "CUDA error: insufficient resources when calling `cusparseSpGEMM_compute(handle)`",  # of any kind
+        "CUDA error: insufficient resources when calling `cusparseSpGEMM_compute(handle)`",  # for any cause
         "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`",
         "cuFFT error: CUFFT_INTERNAL_ERROR",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
@@ -166,7 +166,7 @@ def test_an_unknown_workspace_is_made_room_for(monkeypatch):
         assert report["oom_retries"] > before["oom_retries"]
         assert report["evictions"] > before["evictions"]
         assert torch.equal(product, torch.full((512, 512), 512.0))
-        # The second time, room is made before.
+        # The second time, room is made first.
         again = torch.mm(tensor(), tensor())
         assert session.report()["oom_retries"] == report["oom_retries"]
         assert torch.equal(again, product)
@@ -174,7 +174,7 @@ def test_an_unknown_workspace_is_made_room_for(monkeypatch):
 
 
 def test_neighbours_are_evicted_for_a_request_that_fragments_do_not_serve(monkeypatch):
-    gpu = FakeGpu(allocator=Allocator(page=12 << 10))  # one page of 12 MiB, in which the chain lies
+    gpu = FakeGpu(allocator=Allocator(page=12 << 10))  # one page of 12 MiB, which holds the chain
     with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
         kept = chain(11)
         session.set_budget(BESIDE + 30 * MIB)
@@ -198,7 +198,7 @@ def test_an_in_place_operator_that_has_begun_is_not_repeated(monkeypatch):
             x.cumsum_(0)
         assert session.report()["oom_retries"] == 0
         assert gpu.ran.count("aten::cumsum_") == 1
-        assert x[1, 0] == 2  # as it was left
+        assert x[1, 0] == 2  # unchanged
 
 
 def test_one_that_overwrites_is_repeated(monkeypatch):

@@ -1,4 +1,4 @@
-"""dtrrun.runtime.operators: what PyTorch does not state, checked against the schemas that there are."""
+"""dtrrun.runtime.operators: facts that PyTorch does not state, checked against the existing schemas."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_what_is_written_to_is_where_the_schema_has_it(name):
 
 
 def test_the_statistics_of_sync_batch_norm_have_a_new_version(monkeypatch):
-    """Its kernels are CUDA's alone: one of the CPU's in the place of theirs."""
+    """What the operator writes without saying so gets a new version; a CPU operator stands in for CUDA's."""
     monkeypatch.setitem(operators._WRITES_UNSAID, "aten::lerp", (0, 1))
     operator_of.cache_clear()
     mean, variance = torch.ones(64), torch.ones(64)
@@ -33,7 +33,7 @@ def test_the_statistics_of_sync_batch_norm_have_a_new_version(monkeypatch):
             assert before.superseded
             assert not session.dtr.recipes.secure(
                 session.slow_path.version_of(made)
-            )  # no longer to be had from it
+            )  # the old version is lost
     finally:
         operator_of.cache_clear()
 

@@ -12,7 +12,7 @@ from dtrrun.launch.errors import LaunchError
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A project's folder, with nothing of the user's own around it."""
+    """A project's folder, isolated from the user's own settings."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "pyproject.toml").write_text("")
@@ -29,7 +29,7 @@ def pyproject(folder, text):
 
 
 def test_each_option_has_a_name_a_variable_and_a_key_and_only_this_table_has_them():
-    """One field makes all of them: the command's parser is compared with the variables and the keys."""
+    """One field defines all three: the command's parser is compared with the variables and the keys."""
     typed = {name for param in command_of("run").params for name in param.opts}
     assert typed == {row.names[0] for row in OPTIONS.values()} | {"--show-completion", "--version", "-V"}
     assert {row.variable for row in OPTIONS.values()} == {f"DTRRUN_{key.upper()}" for key in OPTIONS}
@@ -119,9 +119,7 @@ def test_a_profile_that_pyproject_names_yields_to_what_pyproject_says(folder):
     pyproject(folder, f"profile = '{profile(folder, 'seed: 3' + chr(10) + 'cost: model')}'\nseed = 4")
     settings = collect({}, {}, folder).settings
     assert (settings.seed, settings.cost) == (4, "model")
-    settings = collect(
-        {"profile": "paper"}, {}, folder
-    ).settings  # and to the one that the command line names
+    settings = collect({"profile": "paper"}, {}, folder).settings  # and to a profile on the command line
     assert (settings.seed, settings.cost, settings.sample) == (4, "measured", True)
 
 

@@ -10,7 +10,7 @@ from dtrrun.runtime.storage import storage_of
 
 
 def calls_in(function):
-    """Python functions entered, and generators resumed: a time that no other process disturbs."""
+    """Count Python calls and generator resumptions: a measure that other processes do not disturb."""
     count = 0
 
     def profile(frame, event, arg):
@@ -33,7 +33,7 @@ def test_the_cost_of_a_list_of_tensors_grows_with_its_length(where):
         with dtrrun.budget("1GB") as session:
             session.slow_path.reasons.add("this test")
             tensors = [torch.ones(4).mul(2.0) for _ in range(length)]
-            multiply(tensors, 2.0)  # its first call learns
+            multiply(tensors, 2.0)  # the first call learns the sizes
             return calls_in(lambda: multiply(tensors, 2.0))
 
     short, long = calls(50), calls(800)

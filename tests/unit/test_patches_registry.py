@@ -1,10 +1,10 @@
-"""runtime.patches.registry: C functions of all kinds are replaced, and put back."""
+"""runtime.patches.registry: C functions of all kinds are replaced and restored."""
 
 from dtrrun.runtime.patches.registry import Patches
 
 
 def test_a_class_method_in_c_gets_its_class():
-    """As `torch.autograd.Function.apply` is one, since PyTorch 2.15."""
+    """`torch.autograd.Function.apply` is such a method since PyTorch 2.15."""
     seen = []
 
     def counting(original):
@@ -31,5 +31,5 @@ def test_a_class_method_in_c_gets_its_class():
     assert seen == [Base, Derived, Derived]
     patches.undo()
     assert Derived.fromkeys("a") == kept("a") == {"a": None}
-    assert seen == [Base, Derived, Derived]  # also a method that was bound before calls the original
+    assert seen == [Base, Derived, Derived]  # a method bound earlier still calls the original
     assert vars(Base)["fromkeys"] is vars(dict)["fromkeys"]

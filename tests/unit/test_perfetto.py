@@ -1,4 +1,4 @@
-"""A trace in Perfetto itself: it has what was written."""
+"""A trace loaded into Perfetto itself has what was written."""
 
 import pytest
 

@@ -34,7 +34,7 @@ def draw_gpu(processes: int, columns: int, height: int) -> list[str]:
         on_gpu(snapshot(100 + n, n if processes > 1 else None), violations=n % 2) for n in range(processes)
     ]
     if processes > 1:
-        now[-1] = snapshot(99 + processes, processes - 1)  # not yet asked about
+        now[-1] = snapshot(99 + processes, processes - 1)  # the driver has not been asked about it yet
     rates.add(now)
     return picture(now, SETTINGS, rates, stream(), columns, height)
 

@@ -1,4 +1,4 @@
-"""The lower bound on every plan in the program's order: never above exhaustive search."""
+"""The lower bound on every plan in the program's order is never above the result of exhaustive search."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_plans_that_are_not_in_stages_are_bound_too() -> None:
 
 
 def test_how_near_it_comes() -> None:
-    """Uniform chains of 32: the relaxation alone proves the binomial plan optimal, at a third of the peak."""
+    """On uniform chains of 32, the relaxation proves the binomial plan optimal at a third of the peak."""
     graph = chain(32, loss=True)
     bound = lower_bound(graph, 11)
     assert bound is not None

@@ -1,4 +1,4 @@
-"""Treeverse and the dynamic programme on chains: each other, the closed form and exhaustive search."""
+"""Treeverse and the dynamic program on chains, against each other, the closed form and exhaustive search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtrrun.research.planners.treeverse import advances, split
 
 
 def cost_of(name: str, graph: Graph, budget: int) -> int | None:
-    """Its plan's cost, after all that must hold of the plan; None where it finds none."""
+    """Return the cost of the planner's plan after checking the plan; None if it finds none."""
     try:
         found = plan(name, graph, budget)
     except Infeasible:
@@ -29,7 +29,7 @@ def cost_of(name: str, graph: Graph, budget: int) -> int | None:
 
 @cache
 def fewest_advances(steps: int, slots: int) -> float:
-    """t(l, c) by its recurrence."""
+    """Return t(l, c) by its recurrence."""
     if steps == 1:
         return 0
     if slots == 0:
@@ -51,7 +51,7 @@ def test_splits_stay_inside() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 5, 10, 17, 64])
 def test_treeverse_and_the_programme_are_the_binomial_optimum_on_uniform_chains(layers: int) -> None:
-    """Beside the slots: t̂_{i+1}, t̂_i and t_{i-1}, of which the first block's has no memory."""
+    """Needed besides the slots: t̂_{i+1}, t̂_i and t_{i-1}; the first block's t_{i-1} takes no memory."""
     graph = chain(layers, loss=True)
     for budget in range(3, 20):
         expected = layers + 2 + advances(layers, budget - 2)

@@ -1,4 +1,4 @@
-"""Checkmate's program against exhaustive search, the chain's optimum, its own relaxation and a time limit."""
+"""Checkmate's ILP against exhaustive search, the chain's optimum, its own relaxation and a time limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dtrrun.research.planners.stages import formulate
 
 
 def optimum(graph: Graph, budget: int) -> int | None:
-    """Its plan's cost, after all that must hold of an optimal plan; None where it proves there is none."""
+    """Return its plan's cost after checking that the plan is optimal; None if it proves there is none."""
     try:
         found = plan("checkmate", graph, budget, time_limit=20)
     except Infeasible:
@@ -42,7 +42,7 @@ def optimum(graph: Graph, budget: int) -> int | None:
     assert keeps_order(graph, found)
     assert found.claim == "optimal"
     assert found.lower_bound is not None
-    # The bounds are on plans in stages. One that another planner found, and that is not, may cost less.
+    # The bounds are on plans in stages. A plan by another planner, not in stages, may cost less.
     staged = in_stages(graph, found)
     assert found.lower_bound == cost if staged else found.lower_bound >= cost
     try:
@@ -56,8 +56,8 @@ def optimum(graph: Graph, budget: int) -> int | None:
 
 
 def in_stages(graph: Graph, found: Plan) -> bool:
-    """Whether Checkmate can write the plan: from one first computation to the next, and from the last one to
-    the end, nodes are computed in the program's order."""
+    """Return whether Checkmate can express the plan: from one first computation to the next, and from the
+    last one to the end, nodes are computed in the program's order."""
     ends = {made[-1] for made in graph.runs}
     last = -1
     for what, index in found.steps:
@@ -79,8 +79,8 @@ OUTPUTS_BACK_TO_FRONT = Graph(
         Node(0, 0, (0,), output=True, workspace=1),
     )
 )
-"""At the end the second output must come back before the first: in the program's order its workspace has no
-room. No plan in stages fits into 2 bytes, but there is another one."""
+"""At the end the second output must be recomputed before the first: in the program's order there is no
+room for its workspace. No plan in stages fits into 2 bytes, but there is another one."""
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,7 +96,7 @@ def test_random_graphs_exhaustively(graph: Graph, less: int) -> None:
 
 
 def test_most_random_graphs_need_no_other_plans() -> None:
-    """So that the program above is not merely some upper bound."""
+    """Otherwise the ILP above would be a mere upper bound."""
     equal = other = 0
     for seed in range(60):
         graph = random_graph(random.Random(seed))
@@ -109,13 +109,13 @@ def test_most_random_graphs_need_no_other_plans() -> None:
 
 
 def test_a_plan_that_is_not_in_stages() -> None:
-    """After e, the outputs c and d come back. Over a, b and c together there is no room, so d must come
-    before c, or a twice: neither is a plan in stages."""
+    """After e, the outputs c and d are recomputed. There is no room for a, b and c together, so d must be
+    computed before c, or a twice: neither is a plan in stages."""
     a, b, c, d = Node(1, 4), Node(1, 1, (0,)), Node(1, 4, (1,), output=True), Node(1, 3, (0,), output=True)
     graph = Graph((a, b, c, d, Node(1, 2, workspace=6)))
     with pytest.raises(Infeasible, match="in stages"):
         lp_bound(graph, 8)
-    found = plan("checkmate", graph, 8)  # of another planner's: no plan in stages costs less
+    found = plan("checkmate", graph, 8)  # by another planner: no plan in stages costs less
     assert run(graph, found).cost == cheapest(graph, 8)
     assert optimum(graph, 12) == cheapest(graph, 12)
 
@@ -204,7 +204,7 @@ def test_planners_without_scipy_say_how_to_get_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_program() -> None:
-    """max 5x + 4y over 6x + 5y ≤ 10: the relaxation takes 5/3 of x, whole numbers two of y."""
+    """max 5x + 4y subject to 6x + 5y ≤ 10: the relaxation has x = 5/3, the integer optimum y = 2."""
     program = Program()
     x = program.variable(-5, high=9, whole=True)
     y = program.variable(-4, high=9, whole=True)

@@ -35,7 +35,7 @@ def test_segments_of_a_chain_by_hand() -> None:
     t = {f"t{i + 1}": i for i in range(4)}
     g4, g3, g2, g1 = range(4, 8)
     computes = [step.node for step in plan("chen_sqrt", graph, 99).steps if step.what == "compute"]
-    # checkpoints t_2 and t_4; t_3 and then t_1 come back
+    # checkpoints t_2 and t_4; t_3 and then t_1 are recomputed
     assert computes == [*t.values(), t["t3"], g4, g3, t["t1"], g2, g1]
 
 

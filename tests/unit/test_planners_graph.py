@@ -1,4 +1,4 @@
-"""Graphs that planners plan, and their makers."""
+"""Graphs for planners, and the functions that make them."""
 
 from __future__ import annotations
 

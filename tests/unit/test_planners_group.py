@@ -1,4 +1,4 @@
-"""Grouping: every plan of the grouped graph is one of the original, at no more cost and memory."""
+"""Grouping: every plan of the grouped graph is a plan of the original, at no more cost and memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_chain_that_can_stay_as_it_is() -> None:
     graph = chain(8)
     grouped = group(graph, 100, 100).graph
     assert [(n.cost, n.output) for n in grouped.nodes[1:]] == [(n.cost, n.output) for n in graph.nodes]
-    # t_8, which nobody reads, is gone when its group has run
+    # t_8, which nothing reads, is freed when its group has run
     assert [(n.size, n.workspace) for n in grouped.nodes[1:]] == [(1, 0)] * 7 + [(0, 1)] + [(1, 0)] * 8
 
 

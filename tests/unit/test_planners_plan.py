@@ -1,4 +1,4 @@
-"""The strict checker, and frees put where they are earliest."""
+"""The strict plan checker, and frees placed as early as possible."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_frees_are_earliest() -> None:
 def test_earliest_frees_give_every_sequence_a_valid_plan(graph: Graph, data: st.DataObject) -> None:
     computes: list[int] = []
     resident: set[int] = set()
-    for index in graph.operators:  # frees at random, so recomputations at random
+    for index in graph.operators:  # random frees, hence random recomputations
         again = missing_ancestors(graph, [index], resident)
         computes += again
         resident |= set(again)

@@ -1,4 +1,4 @@
-"""Plans by search, and filling what they leave free."""
+"""Plans by search, and filling the memory that they leave free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""core/policy: the search finds what the model chooses, by every heuristic and in any course of events."""
+"""core/policy: the search finds what the model chooses, with every heuristic and any events."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def anything(_node: Any) -> bool:
 @settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 2**32), unit=st.sampled_from([1, 1000, 1 << 22]), latest=st.booleans()
-)  # with the last unit, no floating-point number holds products
-@example(seed=3431, unit=1000, latest=False)  # two scores that only rounding tells apart
+)  # with the last unit, products are not exact in floating point
+@example(seed=3431, unit=1000, latest=False)  # two scores that differ only by rounding
 def test_the_choices_are_the_model_s(name: str, seed: int, unit: int, latest: bool) -> None:
     script = Script(random.Random(seed), unit)
     worlds = [core_world(name, script.steps, latest=latest, **search) for search in SEARCHES]
@@ -78,7 +78,7 @@ def test_long_chains_of_released_storages_are_joined() -> None:
         assert whole - 10 * DORMANT < world.policy.projected_cost(nodes[0]) < whole
 
 
-# -- what the model does not tell ------------------------------------------------------------------
+# -- what the model does not cover -----------------------------------------------------------------
 
 
 @pytest.fixture(params=SEARCHES, ids=["heap", "scan"])
@@ -111,7 +111,7 @@ def test_the_stalest_largest_and_cheapest_goes(policy: Policy) -> None:
 
 
 def test_nodes_that_are_discarded_while_being_asked_about(policy: Policy) -> None:
-    """The runtime finds out that a recipe can't be secured, and pins what depends on it."""
+    """Asked about a node, the runtime may find that a recipe can't be secured, and pin its dependents."""
     nodes = [make(name, 8, 1 + name) for name in range(4)]
     for node in nodes:
         policy.insert(node)
@@ -131,7 +131,7 @@ def test_nodes_that_are_discarded_while_being_asked_about(policy: Policy) -> Non
 
 def test_events_that_change_nothing(policy: Policy) -> None:
     empty, node = make(0, 0, 1), make(1, 8, 1)
-    policy.insert(empty)  # to evict it would free nothing
+    policy.insert(empty)  # evicting it would free nothing
     policy.insert(node)
     policy.insert(node)
     assert len(policy) == 1
@@ -145,7 +145,7 @@ def test_events_that_change_nothing(policy: Policy) -> None:
 
 
 def test_an_eviction_that_is_reported_twice_counts_once(policy: Policy) -> None:
-    """Evicted, then released by the program while something still depends on it."""
+    """It is evicted, and then released by the program while something still depends on it."""
     parent = make(0, 8, 10)
     child = make(1, 8, 5, inputs=[parent])
     grandchild = make(2, 8, 3, inputs=[child])
@@ -166,7 +166,7 @@ def test_small_nodes_are_chosen_last(search: dict[str, Any]) -> None:
     assert policy.select(5, anything) is large
     assert policy.select(5, lambda node: node is small) is small
     policy.evicted(large)
-    assert policy.select(5, anything) is small  # not small any more, in a pool of its own
+    assert policy.select(5, anything) is small  # no longer small, compared with a pool of only itself
 
 
 def test_nodes_die_as_soon_as_nobody_else_holds_them(policy: Policy) -> None:
@@ -201,7 +201,7 @@ def test_an_interrupted_search_loses_nothing() -> None:
 
 
 def test_few_scores_are_computed() -> None:
-    """A chain of 3,000 storages in steady state; the scan computes 1,000 scores a time."""
+    """A chain of 3,000 storages in steady state; a scan computes 1,000 scores per search."""
     policy = make_policy("h_dtr_eq")
     draw = random.Random(0)
     nodes: list[Any] = []
@@ -222,7 +222,7 @@ def test_few_scores_are_computed() -> None:
 
 
 def test_scores_may_be_far_apart() -> None:
-    """With a root of staleness, one bound holds for longer than a float can tell."""
+    """With a root of staleness, a bound may hold for longer than a float can represent."""
     policy = make_policy("h_chain(c=ancestors,s=.1,next=0,released=alike)")
     nodes = [make(1, 1, 10**18), make(2, 10**18, 1)]
     for node in nodes:
@@ -276,7 +276,7 @@ def test_samples_differ_and_are_reproducible() -> None:
 
     assert choices(1) == choices(1) != choices(2)
     assert len(set(choices(1))) > 5
-    assert sum(choices(1)) / 20 < 20  # the least of ten of a hundred
+    assert sum(choices(1)) / 20 < 20  # the least of ten sampled from a hundred
 
 
 def test_a_sample_without_an_evictable_node_is_no_reason_to_fail() -> None:

@@ -1,4 +1,4 @@
-"""dtrrun.core.chain: names of our rules and what they stand for."""
+"""dtrrun.core.chain: the names of our rules and their parameters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""dtrrun.core.foresight: what a step that was watched tells of a later one."""
+"""dtrrun.core.foresight: what a watched step predicts about a later one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.model import Node
 
 
 class Program:
-    """Makes one storage an operator, of the bytes that are its name."""
+    """A program whose operators each make one storage."""
 
     def __init__(self, age=0):
         self.age = age
@@ -27,7 +27,7 @@ class Program:
 
 
 def watched(names, begin=0, reads_last=3):
-    """A step in which operators take 10 each and read what the last few operators made."""
+    """Return a step whose operators take 10 each and read the results of the last few operators."""
     step, program = WatchedStep(begin), Program(begin)
     for name in names:
         used = program.made[-reads_last:]
@@ -72,13 +72,13 @@ def test_a_step_that_is_the_same_is_followed_to_its_end(begin):
     assert foresight.horizon == 1
     for place, name in enumerate(names(30)):
         foresight.look()
-        assert foresight.position == (None if place == 0 else 10 * place)  # before it has made anything
+        assert foresight.position == (None if place == 0 else 10 * place)  # None before anything is made
         if place > 8:
             assert foresight.next_use(node(begin + place)) == (10 * place + 10 if place < 29 else None)
             assert foresight.next_use(node(begin + place - 5)) is None
         program.run(name)
     foresight.look()
-    assert foresight.position is None  # beyond the end of the step that is known
+    assert foresight.position is None  # past the end of the known step
     assert foresight.horizon == 600
     assert (foresight.looks, foresight.lost) == (31, 2)
 
@@ -170,7 +170,7 @@ def test_it_joins_ahead_of_where_it_left_never_behind():
 
 
 def test_a_next_use_is_the_same_whoever_has_asked_before():
-    """The storage was taken for another when the program seemed to do something else."""
+    """It does not depend on earlier questions, even if a storage was first taken for another."""
     step = watched([*names(20), "op9", "x", "y", "z", *names(20)], reads_last=6)
     found = []
     for asks in (True, False):

@@ -1,4 +1,4 @@
-"""dtrrun.telemetry.private and dtrrun.launch.records: what is written is the user's alone, and goes."""
+"""dtrrun.telemetry.private and dtrrun.launch.records: files are private to the user, and are removed."""
 
 import fcntl
 import os
@@ -103,7 +103,7 @@ def test_what_a_killed_launcher_left_goes_at_the_next_start(temporary):
 
 
 def test_what_one_of_another_machine_left_goes_a_day_later(temporary):
-    """A network file system may keep locks to the machine that took them: the run may be alive."""
+    """The run may be alive: a network file system may not show locks taken on another machine."""
     old = left_behind(temporary, where="another")
     new = left_behind(temporary, "dtrrun-new", time.time() - 60, where="another")
     clean_up()

@@ -32,7 +32,7 @@ def test_what_an_interpreter_has(told):
 
 
 def taken(folder):
-    """Write a sitecustomize with which somebody else uses the dispatch key Fake."""
+    """Write a sitecustomize in which other code uses the dispatch key Fake."""
     (folder / "sitecustomize.py").write_text(
         "import torch\nlibrary = torch.library.Library('_', 'IMPL')\nlibrary.fallback(print, 'Fake')\n"
     )
@@ -41,7 +41,7 @@ def taken(folder):
 
 def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path):
     if "native" in told:
-        # Here a session may have taken the key, and another way would be chosen.
+        # In this process a session may have taken the key, and another way in would be chosen.
         assert told["native"]["way_in"] in ways_in.KEYS
         assert told["native"] == build.outlook() | {"way_in": told["native"]["way_in"], "closed": None}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -118,7 +118,7 @@ def test_without_torch(tmp_path, monkeypatch):
 
 
 class Cuda:
-    """As much of torch.cuda as is asked."""
+    """The part of torch.cuda that is used."""
 
     broken = False
 

@@ -54,7 +54,7 @@ def test_it_can_be_sent_a_signal_once_it_runs(attend):
         send(signal.SIGTERM)
 
     assert run(["sleep", "20"], os.environ, None, attend, started) == -signal.SIGTERM
-    sent[0](signal.SIGTERM)  # it has ended: nobody else gets it
+    sent[0](signal.SIGTERM)  # it has ended: no other process gets the signal
 
 
 def test_it_is_attended_while_it_runs():
@@ -105,7 +105,7 @@ def test_signals_are_passed_on(tmp_path, name):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_from_before_it_was_there_reaches_it(monkeypatch, number):
-    """Also Ctrl-C, which the terminal sends to the processes that there are."""
+    """This includes Ctrl-C, which the terminal sends only to processes that already exist."""
 
     def start(*words, **options):
         signal.raise_signal(number)
@@ -138,4 +138,4 @@ def test_a_target_that_cannot_be_attended_to_is_ended(tmp_path):
         run(python(code, str(tmp_path / "pid")), os.environ, None, attend)
     pid = int((tmp_path / "pid").read_text())
     remaining = [psutil.Process(pid)] if psutil.pid_exists(pid) else []
-    assert not psutil.wait_procs(remaining, timeout=10)[1]  # it would have slept for 20 s
+    assert not psutil.wait_procs(remaining, timeout=10)[1]  # it would have slept 20 s

@@ -71,7 +71,7 @@ def test_a_profile_is_called_as_its_script(words, name):
 
 
 class Search:
-    """Stands in for a study: `work` is what it does between two calls of `attend`."""
+    """Stands for a study: `work` is what it does between two calls of `attend`."""
 
     now, seconds, left = "", 0.0, None
 

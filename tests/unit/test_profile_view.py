@@ -1,4 +1,4 @@
-"""dtrrun.views.profile, and the results that it shows (dtrrun.profiling.result)"""
+"""dtrrun.views.profile, and the results that it shows (dtrrun.profiling.result)."""
 
 import gzip
 import io
@@ -72,7 +72,7 @@ def test_the_table(study, width):
 
 
 def test_the_command_for_the_minimum(study):
-    """It names the heuristic that the minimum was found with: by default another is taken."""
+    """It names the heuristic that the minimum was found with, since the default is another."""
     result = study_result(study, ["train.py"])
     assert result["minimum_heuristic"] == "h'(s=no,m=yes,c=eqclass)"
     options = ["--budget", "400000000B", "--heuristic", "h'(s=no,m=yes,c=eqclass)"]
@@ -130,7 +130,7 @@ def test_the_profile_is_read_again_by_a_run(study, tmp_path):
     assert settings.heuristic == "h_chain"
     assert settings.costs == str(path.parent / "train.costs.gz")
     study.recommended = 400_000_000
-    write_profile(path, study, ["train.py"])  # over the one before
+    write_profile(path, study, ["train.py"])  # overwrites the one before
     settings = Options.of(read_profile(path, OPTIONS)).settings
     assert settings.heuristic == "h'(s=no,m=yes,c=eqclass)"
 

@@ -1,4 +1,4 @@
-"""dtrrun.simulator.costs and dtrrun.profiling.costs, and how dtrrun.runtime.costs reads them"""
+"""dtrrun.simulator.costs and dtrrun.profiling.costs, and how dtrrun.runtime.costs reads them."""
 
 import gzip
 import json

@@ -10,7 +10,7 @@ US = 1000
 
 
 def plain(number, wall=1000 * US, operators_ns=900 * US):
-    """Ten operators of the program, 1 µs of bookkeeping each."""
+    """A step of ten operators, with 1 µs of bookkeeping each."""
     return MeasuredStep(number, wall + 10 * US, 10 * US, operators_ns, 10 * US, 0, 0)
 
 
@@ -45,7 +45,7 @@ def test_one_step_is_better_than_none():
 
 
 def measured(again, bookkeeping):
-    """Steps that took 1 ms of their own."""
+    """Steps whose own work took 1 ms."""
     return [
         MeasuredStep(i, 1000 * US + again + bookkeeping, again + bookkeeping, 0, bookkeeping, 5, 5)
         for i in (1, 2, 3)

@@ -1,4 +1,4 @@
-"""dtrrun.profiling.room: as the runtime reckons it on a GPU."""
+"""dtrrun.profiling.room: the room for tensors, as the runtime computes it on a GPU."""
 
 import pytest
 

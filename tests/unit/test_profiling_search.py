@@ -14,7 +14,7 @@ def test_five_percent_less_of_what_is_above(budget):
 
 
 class Runner:
-    """A budget works as a function of its size says; remembers what was run."""
+    """A given function says which budgets work; remembers which were run."""
 
     def __init__(self, works):
         self.works, self.runs = works, []
@@ -25,7 +25,7 @@ class Runner:
 
 
 def holds(found, known, top):
-    """The definition: it worked, so did all above it that were run, and 5 % less did not."""
+    """Check the definition: it worked, all larger budgets that were run worked, and 5 % less did not."""
     assert all(works for budget, works in known.items() if budget > found)
     if found < top:
         assert known[found]
@@ -36,7 +36,7 @@ def holds(found, known, top):
         assert found == top
         assert certified(known) is None
         failed = max(budget for budget, works in known.items() if not works)
-        assert above(failed) >= top  # 5 % below the peak, or less, something failed
+        assert above(failed) >= top  # something failed at most 5 % below the peak
 
 
 TOP = 1_000_000
@@ -49,11 +49,11 @@ TOP = 1_000_000
     st.lists(st.integers(1, TOP - 1), max_size=5),
 )
 def test_the_definition_holds_for_any_program(floor, guess, holes, before):
-    """`before`: budgets that were run for other reasons."""
+    """The found minimum fits the definition. `before`: budgets that were run for other reasons."""
     runner = Runner(lambda budget: budget >= floor and not any(a <= budget < a + width for a, width in holes))
     known = {budget: runner(budget) for budget in before}
     found = find_minimum(runner, guess, TOP, known)
-    if known:  # a program that works in one byte may leave nothing that failed
+    if known:  # for a program that works in one byte, no budget may have failed
         if any(not works for works in known.values()):
             holds(found, known, TOP)
         else:

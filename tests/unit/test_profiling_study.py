@@ -1,4 +1,4 @@
-"""dtrrun.profiling.study: with runs that the simulator makes up from a log, and some that it does not."""
+"""dtrrun.profiling.study, with runs that the simulator derives from a log, and some deviations."""
 
 import shutil
 from functools import cache
@@ -28,7 +28,7 @@ def simulated(budget, heuristic, limit):
 
 
 class Machine:
-    """Runs are what is predicted, `slower` times; `fails` says which budgets do not work all the same."""
+    """Runs go as predicted, but recompute `slower` times as long; `fails` says which budgets fail anyway."""
 
     def __init__(self, fails=lambda budget: False, slower=1.0, peak=PLAIN.peak_bytes, overhead=None):
         self.fails, self.slower, self.peak, self.overhead = fails, slower, peak, overhead
@@ -78,7 +78,7 @@ def run(tmp_path, monkeypatch):
 
 
 def check(study):
-    """The minimum is one, and what is recommended was run and works."""
+    """Check that the minimum meets its definition, and that the recommendation was run and works."""
     assert study.complete
     assert study.certified
     assert study.worked[study.minimum]

@@ -1,4 +1,4 @@
-"""`launch.pty`: what the script writes to its terminal reaches us, all of it and only that."""
+"""`launch.pty`: exactly what the script writes to its terminal reaches us."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from dtrrun.launch.pty import Terminal
 
 
 class Real:
-    """The terminal that we are started on: 80×24, settable."""
+    """The terminal that we are started on: 80×24, resizable."""
 
     def __init__(self) -> None:
         self.master, self.slave = os.openpty()
@@ -68,7 +68,7 @@ def test_stdin_and_the_process_group_are_ours(real: Real) -> None:
 
 
 def test_nothing_is_lost_at_the_end(real: Real) -> None:
-    """More than one read's worth is still in the kernel when the child has been reaped."""
+    """More than one read's worth may still be in the kernel when the child has been reaped."""
     run = Run("import os; os.write(2, b'x' * 6_000 + b'end')")
     assert run.child.wait(timeout=300) == 0
     assert run.output == b""
@@ -148,7 +148,7 @@ def test_a_script_that_closes_its_terminal_does_not_make_us_spin(real: Real) -> 
 def test_the_end_of_the_script_wakes_us(real: Real) -> None:
     run = Run("print(1)")
     begun = time.monotonic()
-    while run.terminal._master is not None:  # it is closed when nobody else has it any more
+    while run.terminal._master is not None:  # closed when no process has it open
         run.terminal.pump(30)
     assert time.monotonic() - begun < 20
     assert run.child.wait(timeout=300) == 0
@@ -156,7 +156,7 @@ def test_the_end_of_the_script_wakes_us(real: Real) -> None:
 
 
 def test_someone_who_keeps_the_terminal_does_not_keep_us(real: Real) -> None:
-    """A daemon that the script left behind, writing all the time."""
+    """A daemon that the script left behind may write all the time."""
     program = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', 'while True: print(1)'])\n"

@@ -1,4 +1,4 @@
-"""`telemetry.record`: what a process writes is what others read, whatever happens to the process."""
+"""`telemetry.record`: others read what a process wrote, whatever happens to the process."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_forked_child_leaves_the_parents_record_alone(folder: str) -> None:
     if pid == 0:
         try:
             writer.forked()
-            writer.counters[PEAK] += 1  # goes to memory of the child's own
+            writer.counters[PEAK] += 1  # goes to the child's private memory
             writer.publish({"pinned": ["child"]})
             writer.close("child")
             writer.discard()
@@ -148,7 +148,7 @@ def test_forked_child_leaves_the_parents_record_alone(folder: str) -> None:
 
 
 def test_reader_never_sees_a_torn_table(folder: str) -> None:
-    """One process publishes as fast as it can, tables of every length, all entries of one alike."""
+    """One process publishes tables of every length as fast as it can; all entries of a table are equal."""
     program = (
         "import sys; from dtrrun.telemetry.record import Writer\n"
         "w = Writer(sys.argv[1], {}); w.publish({'x': [0]}); print(flush=True); i = 0\n"
@@ -160,7 +160,7 @@ def test_reader_never_sees_a_torn_table(folder: str) -> None:
         child.stdout.readline()
         seen: list[int] = []
         deadline = time.monotonic() + 60
-        # On a busy machine the child may not get its turn during the first 300.
+        # On a busy machine the child may not be scheduled during the first 300.
         while (len(seen) < 300 or seen[-1] == seen[0]) and time.monotonic() < deadline:
             values = read_all(folder)[0].tables["x"]
             assert set(values) == {values[0]}
@@ -173,7 +173,7 @@ def test_reader_never_sees_a_torn_table(folder: str) -> None:
 
 
 def test_a_table_is_never_older_than_one_that_was_seen(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the looks at the two blocks one is replaced, and the writing of the other has begun."""
+    """Between the reads of the two blocks, one is replaced and the other begins to be rewritten."""
     writer = Writer(folder, {})
     for number in (1, 2, 3):
         writer.publish({"x": number})
@@ -187,7 +187,7 @@ def test_a_table_is_never_older_than_one_that_was_seen(folder: str, monkeypatch:
             assert block[1] == {"x": 2}
             writer.publish({"x": 4})
             at = record.BLOCKS_AT + 2 * record.BLOCK_BYTES
-            writer._map[at + record.BLOCK.size] ^= 1  # of the fifth
+            writer._map[at + record.BLOCK.size] ^= 1  # the fifth table
         return block
 
     monkeypatch.setattr(record, "_read_block", slow)
@@ -209,7 +209,7 @@ def test_a_block_cut_short_by_death_gives_way_to_the_one_before(folder: str) -> 
 def test_a_reader_that_is_lapped_reads_again(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Writer(folder, {})
     writer.publish({"x": 1})
-    read, torn = record._read_block, [1, 2, 1, 2]  # these reads find a block that is being written
+    read, torn = record._read_block, [1, 2, 1, 2]  # reads that find a block being written
 
     def often_torn(descriptor: int, index: int) -> tuple[int, dict[str, object]] | None:
         return torn.pop() and None if index and torn else read(descriptor, index)

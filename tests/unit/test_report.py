@@ -1,4 +1,4 @@
-"""`views.report`: the report, and that its page in docs names what is in it."""
+"""`views.report`: the report, and that its page in docs names its fields."""
 
 import io
 import json
@@ -185,7 +185,7 @@ def test_a_record_that_had_only_begun() -> None:
 
 
 def described(heading: str) -> set[str]:
-    """The fields in the table of a section of the page."""
+    """Return the fields in the table of a section of the page."""
     section = PAGE.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""dtrrun.cli.report: the page from a JSON, and one line for whatever is none."""
+"""dtrrun.cli.report: the page from a JSON report, and one line of error for anything else."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""dtrrun.runtime.rng with a generator as CUDA has them, which tells when it was set."""
+"""dtrrun.runtime.rng with a generator like CUDA's, which shows when it was set."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from dtrrun.runtime.rng import capture, put_back, replaying
 
 
 class Philox:
-    """CUDAGeneratorImpl: a state that can be shared, and a flag by which recurrent dropout begins anew."""
+    """CUDAGeneratorImpl: a shareable state, and a flag that makes recurrent dropout start over."""
 
     def __init__(self, device=None):
         self.device = torch.device("cuda", 0)
@@ -48,7 +48,7 @@ def generator(monkeypatch):
     monkeypatch.setattr(rng, "_spares", {})
     made = Philox()
     made.manual_seed(7)
-    made.begins_anew = False  # the recurrent layer has begun
+    made.begins_anew = False  # the recurrent layer has started
     return made
 
 

@@ -1,4 +1,4 @@
-"""`views.screen`: what is sent to the terminal, and when. tests/inject has how it looks on one."""
+"""`views.screen`: what is sent to the terminal, and when. tests/inject tests how it looks there."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class Fake:
         self.sent += data
 
     def region(self) -> int:
-        """The last row of the scroll region."""
+        """Return the last row of the scroll region."""
         found = re.findall(rb"\x1b\[(?:1;(\d+))?r", self.sent)
         return int(found[-1] or self.size[1]) if found else self.size[1]
 
@@ -45,7 +45,7 @@ def test_rows_are_taken_and_given_back(fake: Fake) -> None:
 
 
 def test_the_cursor_is_where_it_was(fake: Fake) -> None:
-    """Room is made by as many rows down as up; all else is between save and restore."""
+    """Making room moves down and up by equal rows; all else is between save and restore."""
     fake.rows.show(["a", "b", "c"])
     assert fake.sent.startswith(screen.DOWN.encode() * 3 + b"\x1b[3A\x1b7")
     assert fake.sent.endswith(b"\x1b8")
@@ -85,7 +85,7 @@ def test_nothing_is_drawn_inside_a_sequence(fake: Fake, data: bytes, monkeypatch
     fake.sent = b""
     fake.rows.show(["a"])
     assert fake.sent == b""
-    monkeypatch.setattr(screen, "_PATIENCE", 0.0)  # but not for ever
+    monkeypatch.setattr(screen, "_PATIENCE", 0.0)  # but not forever
     fake.rows.show(["a"])
     assert fake.rows.taken == 1
 
@@ -112,7 +112,7 @@ def test_drawing_goes_on_when_it_is_whole(fake: Fake, first: bytes, rest: bytes)
 def test_a_full_screen_program_has_the_screen_for_itself(fake: Fake) -> None:
     fake.rows.show(["a"])
     fake.rows.pass_through(b"\x1b[?1049")
-    fake.rows.pass_through(b"h\x1b[Hall mine")  # the switch in two pieces
+    fake.rows.pass_through(b"h\x1b[Hall mine")  # the switch arrives in two pieces
     assert fake.rows.taken == 0
     fake.rows.show(["a"])
     assert fake.rows.taken == 0
@@ -163,7 +163,7 @@ def test_knows_whether_the_cursor_begins_a_line(fake: Fake) -> None:
 
 
 def test_writer_copes_with_a_terminal_that_is_full() -> None:
-    """A script may set our common terminal non-blocking; every byte must come through all the same."""
+    """Every byte comes through even if a script sets the shared terminal non-blocking."""
     out, into = os.pipe()
     os.set_blocking(into, False)
     received = bytearray()

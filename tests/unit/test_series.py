@@ -1,4 +1,4 @@
-"""dtrrun.launch.series and dtrrun.launch.timeline: how a run went, in bounded memory."""
+"""dtrrun.launch.series and dtrrun.launch.timeline: a run's history, in bounded memory."""
 
 import json
 import time
@@ -111,7 +111,7 @@ def test_a_step_before_the_first_look():
     assert series.values()["samples"]["resident_most_bytes"] == [5]
 
 
-# -- the thread that looks -----------------------------------------------------------------------
+# -- the sampling thread -------------------------------------------------------------------------
 
 
 def test_a_run_is_watched(tmp_path, monkeypatch):

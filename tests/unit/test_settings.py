@@ -63,7 +63,7 @@ def test_a_bad_option_of_a_block_is_told(options, error, message):
 
 
 def test_every_default_is_one_that_could_be_written():
-    """So that the default in the help and in the tables of the site can be given as the option's value."""
+    """The default shown in the help and in the site's tables can be given as the option's value."""
     read = {row.field: row.read(row.default_text) for row in rows(RuntimeSettings) if row.default_text}
     defaults = {one.name: one.default for one in fields(RuntimeSettings)}
     assert read == {name: defaults[name] for name in read}

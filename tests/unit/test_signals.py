@@ -132,7 +132,7 @@ def test_dying_of_a_signal(number, tmp_path):
     code = f"from dtrrun.launch.signals import die_of; die_of({int(number)})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (-number, b"", b"")
-    assert os.listdir(tmp_path) == []  # no core
+    assert os.listdir(tmp_path) == []  # no core dump
 
 
 def test_without_a_terminal_nothing_comes_from_one():

@@ -65,7 +65,7 @@ def test_rows_and_tables(log, tmp_path, capsys):
 
 
 def test_json_on_standard_output_moves_the_tables(log, capsys):
-    # A process: the report goes to the file descriptor itself.
+    # In a process, because the report goes to the file descriptor itself.
     command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
@@ -163,7 +163,7 @@ def test_the_papers_evaluation(log, tmp_path, capsys):
 
 
 def test_ctrl_c_keeps_what_was_done(log, tmp_path):
-    """Two quick rows, then a heuristic that takes a nap."""
+    """The two quick rows are kept when a sleeping heuristic is interrupted."""
     (tmp_path / "napping.py").write_text(
         "import pathlib, time\n"
         "def score(size, staleness, cost, projected_cost):\n"

@@ -100,7 +100,7 @@ def test_the_trace_of_a_run():
     picture, turn = resident_tensors("lru", 4, 8)
     marks = {EVICTED: ".", FORWARD: "t", GRADIENT: "g"}
     assert turn == 4
-    # An operation's output is there from the operation on; what it is the last to read, too.
+    # An operation's output is resident from that operation on, and so is what it is the last to read.
     assert ["".join(marks[cell] for cell in line) for line in picture] == [
         "ttttttt" + "g",
         ".tttttgg",

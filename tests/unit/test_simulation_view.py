@@ -83,7 +83,7 @@ def test_plans_say_what_they_are():
 
 @pytest.mark.parametrize("width", [40, 60, 70, 90])
 def test_budgets_that_have_no_room_go_into_another_table(width):
-    """The words and figures stay what they are."""
+    """The text and the figures do not change."""
     rows = [row("h_dtr_local", ratio, "thrash") for ratio in RATIOS] + [row("lru", 0.5, overhead=1.25)]
     text = show(rows, width)
     assert text.count("thrash") == len(RATIOS)

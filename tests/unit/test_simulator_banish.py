@@ -1,4 +1,4 @@
-"""dtrrun.simulator.replay: storages that are banished, and deallocations that are ignored"""
+"""dtrrun.simulator.replay: storages that are banished, and deallocations that are ignored."""
 
 import math
 from typing import NamedTuple

@@ -33,7 +33,7 @@ def test_a_kept_log_inside_its_peak(log):
     plain = predict(log, None)
     assert (plain.status, plain.evictions, plain.rematerializations) == ("ok", 0, 0)
     assert plain.time == plain.plain_time == sum(step.plain_time for step in plain.steps)
-    whole = predict(log, plain.peak_bytes * 11 // 10)  # what a result will take is at times only bounded
+    whole = predict(log, plain.peak_bytes * 11 // 10)  # the size of a result is sometimes only an upper bound
     assert (whole.status, whole.evictions, whole.overhead) == ("ok", 0, 1.0)
     tight = predict(log, plain.peak_bytes * 7 // 10)
     assert tight.status == "ok"
@@ -52,7 +52,7 @@ def test_a_kept_log_inside_its_peak(log):
     [("resnet", "h_dtr_eq", 40), ("unet", FIRST, 40), ("lstm", FIRST, 20)],
 )
 def test_a_step_ends_though_something_dear_looked_cheap(name, heuristic, percent):
-    """What it has cost to bring a gradient back is remembered, so that it is not evicted again and again."""
+    """The cost of rematerializing a gradient is remembered, so that it is not evicted again and again."""
     log = read_log(LOGS[0].with_name(f"{name}.log.gz"))
     budget = predict(log, None).peak_bytes * percent // 100
     assert predict(log, budget, heuristic, limit=4).status == "ok"
@@ -60,14 +60,14 @@ def test_a_step_ends_though_something_dear_looked_cheap(name, heuristic, percent
 
 @pytest.mark.parametrize(("heuristic", "percent"), [("h_dtr_eq", 40), ("lru", 45)])
 def test_inputs_fit_in_another_order(heuristic, percent):
-    """A slow step is better than none: another rule takes over within it."""
+    """Another rule takes over within the step, since a slow step is better than none."""
     log = read_log(LOGS[0].with_name("unet.log.gz"))
     budget = predict(log, None).peak_bytes * percent // 100
     assert predict(log, budget, heuristic, limit=20).status == "ok"
 
 
 def test_a_kept_log_reads_as_one_of_the_papers_format(log):
-    """The same operators and sizes; only the views cost something there."""
+    """Operators and sizes are equal; only views have a cost in the paper's format."""
     schedule, ours = schedule_of(log, "kept"), predict(log, None)
     assert schedule.backward is not None
     views = sum(one.cost for one in log if isinstance(one, Call) and one.facts and one.facts.get("view"))
@@ -85,7 +85,7 @@ def test_the_search_of_the_policy_makes_no_difference():
 
 
 def test_foresight_spares_what_the_program_holds_until_the_weights_change():
-    """The U-Net's result: once it is evicted, the whole forward pass would have to be run for it."""
+    """The U-Net's result stays: recomputing it would take the whole forward pass."""
     log = read_log(next(path for path in LOGS if path.name.startswith("unet.")))
     budget = predict(log, None).peak_bytes * 7 // 10
     assert predict(log, budget, "h_chain(c=ancestors,s=0,next=1,released=alike)").overhead < 1.1
@@ -100,7 +100,7 @@ def test_a_sweep_asks_for_it():
 
 
 def call(operator, cost, inputs, out, **facts):
-    """`inputs`: storages. `out`: (storage, bytes) of what it makes."""
+    """Return a call. `inputs`: storages. `out`: (storage, bytes) of each result."""
     made = [[where, number, nbytes, ""] for where, (number, nbytes) in enumerate(out)]
     total = sum(nbytes for _, nbytes in out)
     told = {"in": inputs, "bytes": total, "out": made, "shrinks": True, **facts}
@@ -113,7 +113,7 @@ def head(*instructions):
 
 
 def chain(length, nbytes=1000, cost=5_000):
-    """From a constant, and back."""
+    """A chain of calls from a constant, and back."""
     pin = {"storage": 0, "pin": "constant", "exposed": False}
     there = [call("f", cost, [i], [(i + 1, nbytes)]) for i in range(length)]
     back = [call("g", cost, [i], [(100 + i, 0)]) for i in range(length, 0, -1)]
@@ -157,6 +157,6 @@ def test_logs_that_are_none_of_ours(log, message):
 
 
 def test_nothing_of_torch_is_imported():
-    """The simulator also runs where there is no torch."""
+    """The simulator must also run where torch is not installed."""
     code = "import sys; sys.modules['torch'] = None; import dtrrun.simulator.live, dtrrun.simulator.schedule"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -1,4 +1,4 @@
-"""Operator logs: what is read, what is written, and what is said about a line that is wrong."""
+"""Operator logs: what is read, what is written, and the error for a wrong line."""
 
 import gzip
 import io

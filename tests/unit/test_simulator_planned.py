@@ -40,7 +40,7 @@ def test_the_graph_is_the_log():
     assert len(graph.operators) == 1 + LAYERS + 1 + LAYERS
     assert graph.turn == 1 + 1 + LAYERS  # the constant, and the forward pass
     reads = [[graph.nodes[i].size for i in node.inputs] for node in graph.nodes]
-    assert reads[2] == [5, 10]  # the constant, and the storage that the view is of
+    assert reads[2] == [5, 10]  # the constant, and the storage that the view shares
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -48,7 +48,7 @@ def test_any_log_has_a_graph(seed):
     schedule = schedule_of(random_log(seed), "random")
     graph = graph_of(schedule)
     assert graph.total_cost <= schedule.cost
-    # A planner's constants stay, also after the program has let go of them.
+    # A planner's constants stay even after the program has released them.
     peak = planners.run(graph, planners.in_order(graph)).peak_bytes
     assert peak <= schedule.peak_bytes + schedule.constant_bytes
 
@@ -101,5 +101,5 @@ def test_long_logs_are_grouped(log, monkeypatch):
     row = run_planner(PlanCell(log, "chain", "checkmate", sweep.Budget(ratio=0.9), seconds=10))
     assert row.status == "ok"
     assert row.claim.startswith("feasible (")
-    assert row.bound is None  # of the groups alone: no bound on the log's plans
+    assert row.bound is None  # it holds for the groups only, not for the log's plans
     assert row.nodes <= 8

@@ -1,4 +1,4 @@
-"""dtrrun.simulator.portfolio, and replays that know the step before."""
+"""dtrrun.simulator.portfolio, and replays that know the previous step."""
 
 from functools import partial
 
@@ -42,9 +42,9 @@ def test_a_schedule_is_watched_once():
 
 
 def test_a_step_that_differs_is_simulated_as_well():
-    """Even where the step before was another program, the rule only loses its foresight.
+    """If the previous step was of another program, the rule only loses its foresight.
 
-    With other operators, since random programs of the same ones are alike here and there.
+    The other step has other operators, since random programs with the same ones are alike in places.
     """
     schedule = schedule_of(random_log(9, 200), "random")
     others = [one._replace(operator="other") if isinstance(one, Call) else one for one in random_log(77, 200)]

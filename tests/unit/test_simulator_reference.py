@@ -1,4 +1,4 @@
-"""The authors' results, with REFERENCE_LOGS naming the folder of their logs and expected.json."""
+"""The authors' results; REFERENCE_LOGS names the folder with their logs and expected.json."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The reference layer: what refers to what, and when a storage's last reference goes."""
+"""The reference layer: what refers to what, and when a storage's last reference is dropped."""
 
 import pytest
 

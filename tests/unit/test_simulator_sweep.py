@@ -82,7 +82,7 @@ def test_who_stops_leaves_no_process_behind(log):
     rows = sweep.run_cells(cells, jobs=2)
     next(rows)
     rows.close()
-    patience = time.monotonic() + 20  # the pool's own thread may be the one that learns of the end
+    patience = time.monotonic() + 20  # the pool's own thread may be the first to learn of the end
     while multiprocessing.active_children() and time.monotonic() < patience:
         time.sleep(0.01)
     assert not multiprocessing.active_children()
@@ -147,7 +147,7 @@ def test_which_of_equal_scores_goes_first(ties, first):
         requeue=ties,
         observer=lambda *event: event[0] == "evict" and gone.append(event[1]),
     )
-    assert replay.run().status == "oom"  # they are all outputs
+    assert replay.run().status == "oom"  # all of them are outputs
     assert gone[0] == 1 + first
     found = simulate(schedule, 9, "size", paper_ties=ties)
     assert (found.evictions, found.status) == (replay.core.evictions, "oom")
@@ -164,7 +164,7 @@ def test_our_own_semantics_are_those_of_the_prediction():
     sweep.steps_at.cache_clear()
     best = sweep.run_cell(dataclasses.replace(cell, heuristic="portfolio"))
     steps = sweep.steps_at.cache_info()
-    assert steps.misses == 1 < steps.hits  # the step is watched once, not for each replay
+    assert steps.misses == 1 < steps.hits  # the step is watched once, not in each replay
     assert best.overhead < row.overhead
     assert best.overhead == predict(log, peak // 2, best.settings).overhead
     with pytest.raises(ValueError, match="eager"):

@@ -20,7 +20,7 @@ from dtrrun.sizes import UNITS, as_bytes, format_size, parse_size
         (".5kB", 500),
         ("123456789B", 123_456_789),
         (" 2TiB ", 2**41),
-        ("0.3GB", 300_000_000),  # 299999999 by way of floats
+        ("0.3GB", 300_000_000),  # floats would give 299999999
         ("1.9B", 1),
     ],
 )

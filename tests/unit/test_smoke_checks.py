@@ -1,4 +1,4 @@
-"""dtrrun.smoke: what passes, what fails, and what is said of it."""
+"""dtrrun.smoke: what passes, what fails, and the messages."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -89,7 +89,7 @@ def test_the_peak():
     gpu = {"device_index": 0, "footprint_peak_bytes": 110, "over_budget": 0}
     run = a_run(peak_bytes=100, **gpu)
     assert run.peak_bytes == 110
-    for source, peak in (("nvml_pid", 130), ("device_delta", 110)):  # that may be of other processes
+    for source, peak in (("nvml_pid", 130), ("device_delta", 110)):  # the latter may include other processes
         [seen] = run.snapshots
         seen = replace(seen, driver=DriverUse("GPU-0", 90, 130, source))
         assert replace(run, snapshots=(seen,)).peak_bytes == peak

@@ -1,4 +1,4 @@
-"""dtrrun.runtime.observe.step_log: what it writes is read by the paper's format."""
+"""dtrrun.runtime.observe.step_log: what it writes can be read as the paper's format."""
 
 import gzip
 
@@ -47,12 +47,12 @@ def test_names_of_views_end_with_a_mutation(path):
         Mutate("aminmax.out", ("t1", "t2"), (1,), 0),
         Release("t2", {"storage": 2}),
     ]
-    assert read_schedule(path).peak_bytes == 64 + 3 * 64  # the old version, too, while the new one is made
+    assert read_schedule(path).peak_bytes == 64 + 3 * 64  # both versions, while the new one is made
 
 
 def test_it_has_its_name_only_when_it_is_whole(path, tmp_path):
     log = StepLog(path)
-    assert open_log(path) is None  # another process writes it
+    assert open_log(path) is None  # another process is writing it
     log.discard()
     assert list(tmp_path.iterdir()) == []
     written(path)

@@ -1,4 +1,4 @@
-"""`runtime.observe.steps`: what a step takes once the program has started."""
+"""`runtime.observe.steps`: the time of a step once the program has warmed up."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from dtrrun.telemetry.fields import OVERHEADS
 
 
 class Program:
-    """Makes steps of an optimizer that take the given nanoseconds, and the given ones of recomputation."""
+    """Makes optimizer steps that take the given nanoseconds of own work and of recomputation."""
 
     def __init__(self):
         self.totals = dict.fromkeys(("wall_ns", "operators_ns", *OVERHEADS), 0)
@@ -32,7 +32,7 @@ def program():
 
 
 def test_the_first_step_and_the_exceptional_one_do_not_count(program):
-    program.step(5_000_000, 10_000)  # it has started PyTorch
+    program.step(5_000_000, 10_000)  # includes PyTorch's startup
     assert program.clock.slowdowns.median() is None
     for _ in range(4):
         program.step(1_000, 800)

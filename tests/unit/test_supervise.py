@@ -12,7 +12,7 @@ from dtrrun.cli.supervise import supervise
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """Runs a command that is no Python; returns the status, stdout and stderr."""
+    """Run a command that is not Python, and return its status, stdout and stderr."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -37,7 +37,7 @@ def test_no_budget(run):
 
 
 def test_a_budget_that_stands_too_far_behind(run):
-    """It may be an option of the script's own; else nothing would tell that it is not kept."""
+    """A warning says that it is not applied; it may be meant as an option of the script."""
     for words in (["--budget", "5MB"], ["--budget=5MB"]):
         first = run("false", *words)[2].splitlines()[0]
         assert "memory is only counted, on cpu (a --budget after the target is passed to it" in first

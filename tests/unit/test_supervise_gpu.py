@@ -1,4 +1,4 @@
-"""dtrrun.cli.supervise on a machine with a GPU: the driver, and what the program says of it, never were."""
+"""dtrrun.cli.supervise on a machine with a GPU; the driver and the program's records are fake."""
 
 import json
 import signal
@@ -35,7 +35,7 @@ print("told", driver.read(folder, os.getpid()))
 
 
 class Children(dict):
-    """What NVML lists: every process that we have started, with so many bytes."""
+    """What NVML lists: every process that this one has started, with so many bytes."""
 
     def __init__(self, nbytes):
         self.nbytes = nbytes
@@ -92,7 +92,7 @@ def test_more_than_the_budget_is_warned_of(run, options):
 @pytest.mark.parametrize("words", [(), ("sh", "-c", '"$@"; exit 5', "sh")])
 @pytest.mark.parametrize("live", ["never", "always"])
 def test_more_than_the_budget_ends_the_run(run, live, words):
-    before = set(psutil.Process().children())  # of other tests
+    before = set(psutil.Process().children())  # from other tests
     status, (out, err), report = run(
         3 * GIB, *words, status=0, stay="stay", live=live, on_violation="stop", device="cuda"
     )
@@ -112,7 +112,7 @@ def test_on_the_cpu_nothing_is_asked_and_nothing_shown(run, monkeypatch):
 
 
 def test_our_signals_still_reach_the_target(run, monkeypatch):
-    """The sampler's way of ending the run is no handler of ours: SIGTERM from outside is the target's own."""
+    """Ending the run installs no SIGTERM handler: a SIGTERM from outside goes to the target."""
     before = signal.getsignal(signal.SIGTERM)
     run(GIB + 5)
     assert signal.getsignal(signal.SIGTERM) is before

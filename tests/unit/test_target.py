@@ -107,7 +107,7 @@ def test_what_cannot_be_run(here, words, status, message):
 
 @pytest.mark.parametrize("word", ["/dev/stdin", "/dev/fd/{}", "/proc/self/fd/{}"])
 def test_open_files_are_scripts(word):
-    """As a shell makes one of `<(command)`. They are not read here, and cannot be run twice."""
+    """A path as the shell makes of `<(command)` is a script: it is not read here, and cannot be run twice."""
     reader, writer = os.pipe()
     try:
         word = word.format(reader)

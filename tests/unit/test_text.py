@@ -1,4 +1,4 @@
-"""`views.text`: numbers and foreign names."""
+"""`views.text`: numbers, and names from outside."""
 
 import pytest
 from fake_records import EVIL

@@ -1,4 +1,4 @@
-"""Theorem 2: what the adversary does to engines, and what the optimum does on the same networks."""
+"""Theorem 2: what the adversary forces engines to do, and the optimum on the same networks."""
 
 from __future__ import annotations
 

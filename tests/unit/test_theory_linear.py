@@ -33,7 +33,7 @@ def test_what_is_watched() -> None:
 
 @pytest.mark.parametrize("layers", [25, 64, 100])
 def test_theorem_1(layers: int) -> None:
-    """O(N) operations in 2⌈√N⌉: with the constant of App. A's figure, under 3 times the least."""
+    """O(N) operations in 2⌈√N⌉ memory: with the constant of App. A's figure, under 3 times the least."""
     budget = 2 * math.ceil(math.sqrt(layers))
     engine = TinyEngine(budget, evicted_neighbourhood)
     linear(engine, layers)

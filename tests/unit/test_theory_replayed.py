@@ -1,4 +1,4 @@
-"""The replay as the theorems' engine; theorem 1 and 2 with the heuristics themselves."""
+"""The replay as the theorems' engine; theorems 1 and 2 with the real heuristics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run is told that its steps are mostly recomputation."""
+"""When a run warns that its steps are mostly recomputation."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def test_without_evictions_no_budget_would_help(said):
 
 
 def test_a_short_step_alone_is_not_worth_a_word(said):
-    """An optimizer for each parameter, stepped in the backward pass: the first ones learn about operators."""
+    """With an optimizer per parameter, stepped in backward, the first steps are slow: operators are new."""
     thrashing = judge(said)
     for index in range(200):
         thrashing.watch(step(index, 1 * MS, 30 * MS if index < 4 else 1 * MS))

@@ -1,4 +1,4 @@
-"""runtime.observe.tracing: what the runtime does is in the trace, and nothing is in its way without one."""
+"""runtime.observe.tracing: the trace has what the runtime does; without a trace nothing is slowed down."""
 
 from collections import Counter
 

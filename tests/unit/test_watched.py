@@ -22,7 +22,7 @@ def nvml(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Has the record of a process: this one."""
+    """A folder with the record of this process."""
     writer = Writer(str(tmp_path), {"device": "cuda"})
     writer.publish({})
     yield str(tmp_path)

@@ -1,4 +1,4 @@
-"""A DTR engine in a few lines, unit costs and sizes, for what asks for an engine."""
+"""A DTR engine in a few lines, with unit costs and sizes, for tests of code that takes an engine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TinyEngine:
         self.peak = max(self.peak, len(self.memory))
 
     def _banish(self) -> None:
-        """App. A: the dead whose children are all in memory or banished go, and pin their children."""
+        """App. A: remove dead tensors whose children are all in memory or banished, and pin the children."""
         for dead in sorted(self.released):
             children = [i for i, inputs in enumerate(self.inputs) if dead in inputs]
             if all(i in self.memory or i in self.released for i in children):
@@ -77,7 +77,7 @@ class TinyEngine:
 
 
 def evicted_neighbourhood(engine: TinyEngine, tensor: int) -> float:
-    """|e*(t)|: the evicted that t needs, and those that need it, over the evicted alone (App. A)."""
+    """|e*(t)|: the evicted ancestors and descendants of t, through evicted tensors only (App. A)."""
     gone = set(range(len(engine.inputs))) - engine.memory - engine.released
     found: set[int] = set()
     up = list(engine.inputs[tensor])

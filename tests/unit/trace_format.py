@@ -1,4 +1,4 @@
-"""The rules of Chrome's Trace Event Format, as far as our traces use it: what breaks them is named."""
+"""The rules of Chrome's Trace Event Format, as far as our traces use it, and which of them are broken."""
 
 import json
 import re
@@ -20,7 +20,7 @@ TOP = {"traceEvents", "otherData"}
 
 
 def broken_rules(text):
-    """One line for each rule that `text` breaks; an empty list for a good trace."""
+    """Return one line for each rule that `text` breaks; an empty list for a valid trace."""
     trace = json.loads(text, parse_constant=lambda name: f"no JSON: {name}")
     found = [f"unknown key {key}" for key in set(trace) - TOP]
     if not isinstance(trace.get("traceEvents"), list):
@@ -61,7 +61,7 @@ def _event(event):
 
 
 def _named(events):
-    """Every process and every thread with spans has a name."""
+    """Check that every process and every thread with spans has a name."""
     processes = {event["pid"] for event in events if event["name"] == "process_name"}
     threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     spans = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
@@ -70,7 +70,7 @@ def _named(events):
 
 
 def _ordered(events):
-    """In time on each track; the spans of a thread lie beside or inside each other."""
+    """Check that each track is in order of time, and that a thread's spans are disjoint or nested."""
     found = []
     times, open_until = {}, {}
     for place, event in enumerate(events):

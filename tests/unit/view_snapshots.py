@@ -1,4 +1,4 @@
-"""Compare a view with the one that was looked at and found good; UPDATE_SNAPSHOTS=1 accepts the new one."""
+"""Compare a view with the one last reviewed and accepted; UPDATE_SNAPSHOTS=1 accepts the new one."""
 
 import os
 from pathlib import Path

@@ -1,10 +1,10 @@
 """Starts the runtime as soon as a process of the target has imported torch.
 
 A finder, first on `sys.meta_path`, calls back after an import. It finds nothing itself: it asks the other
-finders, and adds its call after the `exec_module` of the loader that they return, for the duration of one
-import. `importlib.util.find_spec`, `reload` and pickling see no difference. Needed because Python has no
-callback after an import. Standard library only, and little of it: every Python process of the target loads
-this file, those before LEAST too, from 3.7 on.
+finders, and for the duration of one import adds its call after the `exec_module` of the loader they return.
+`importlib.util.find_spec`, `reload` and pickling see no difference. Needed because Python has no callback
+after an import. Standard library only, and little of it: every Python process of the target loads this file,
+including versions older than LEAST, from 3.7 on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from importlib._bootstrap import _call_with_frames_removed  # type: ignore[attr-defined]
 
-TYPE_CHECKING = False  # as in typing, whose import would take longer than all of this
+TYPE_CHECKING = False  # as in typing, which takes longer to import than this whole file
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -29,7 +29,7 @@ def install() -> None:
     """Activate the runtime in this process as soon as torch has been imported."""
     mark("python", f"{os.getpid()} {time.time_ns()}\n")
     sys.meta_path[:0] = [OwnPackage(), AfterImport("torch", _torch_imported, marks=True)]
-    if "torch" in sys.modules:  # by a .pth file
+    if "torch" in sys.modules:  # imported by a .pth file
         _torch_imported(sys.modules["torch"])
 
 
@@ -45,7 +45,7 @@ def mark(name: str, text: str = "") -> bool:
 
 
 class OwnPackage:
-    """Finds `dtrrun` in the launcher's folder, whatever is installed here. Adds nothing to the path."""
+    """Finds the launcher's copy of `dtrrun`, even if another is installed. Adds nothing to the path."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -61,7 +61,7 @@ class OwnPackage:
 class AfterImport:
     """Calls `action(module)` once, when the module `name` has been imported without an error.
 
-    marks: the launcher is told of imports that begin, and of those that end.
+    marks: whether to notify the launcher when the import begins and when it ends.
     """
 
     def __init__(self, name: str, action: Callable[[ModuleType], None], *, marks: bool = False) -> None:
@@ -117,7 +117,7 @@ class AfterImport:
                     _call_with_frames_removed(self.action, module)
                 except BaseException as error:
                     while not (isinstance(error, Exception) or _as_if_importing(error)):
-                        pass  # another Ctrl-C has come meanwhile
+                        pass  # interrupted by another Ctrl-C: try again
                     raise
             if self.marks:
                 mark("imported", pid)
@@ -126,9 +126,9 @@ class AfterImport:
 
 
 def _as_if_importing(error: BaseException) -> bool:
-    """An interrupt has come in what we do after an import: remove our frames, except for one of importlib's.
+    """Remove our frames from an interrupt that came in our work after an import, except one of importlib's.
 
-    Python omits that and those before it when printing. Returns False if interrupted as well.
+    Python omits that one and those before it when printing. Returns False if interrupted itself.
     """
     try:
         ours = error.__traceback__

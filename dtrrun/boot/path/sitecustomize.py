@@ -1,8 +1,8 @@
 # Python imports a module of this name when it starts, from the first folder of its path that has one. This
 # folder is first on PYTHONPATH, so this runs in every Python process of the target. It installs our hook,
-# removes itself, and imports the `sitecustomize` that it shadows. Needed as long as a program cannot be told
-# from outside to import something (all versions until now). No function and no new syntax, since any Python
-# may run this, including version 2.
+# removes itself, and imports the `sitecustomize` that it shadows. Needed as long as Python cannot be told
+# from outside to import something (all versions so far). No function and no new syntax, since any Python may
+# run this, including version 2.
 import os
 import sys
 
@@ -20,9 +20,9 @@ if os.environ.get("DTRRUN_RUNTIME"):
     except Exception:
         pass  # the launcher reports that no process has started the runtime
 
-# From here on the path is as without us; child processes find us by PYTHONPATH again.
+# From here on, sys.path is as without us; child processes find us through PYTHONPATH again.
 sys.path[:] = [_folder for _folder in sys.path if _folder != _here]
 sys.path_importer_cache.pop(_here, None)
-_this = sys.modules.pop("sitecustomize", None)  # referenced: version 2 empties an unreferenced module
+_this = sys.modules.pop("sitecustomize", None)  # referenced: version 2 clears an unreferenced module
 # If there is none, Python expects this line's ImportError.
 import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

@@ -1,4 +1,4 @@
-"""The paper's pictures, from the result of a sweep (docs/simulator.md says what they show)."""
+"""The paper's figures, drawn from the result of a sweep (docs/simulator.md explains them)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ABLATIONS = {
 
 
 def draw(result: Mapping[str, Any], folder: Path, format: str = "svg") -> list[Path]:
-    """Draw every picture for which `result` has figures, and return the files.
+    """Draw every picture for which `result` has data, and return the files.
 
-    Heuristics compared (Fig. 2), ablations (App. D.1), deallocations (D.2), accesses (D.3), static planners
-    (Fig. 3), and a trace of each log with its first heuristic, at the least budget that worked. Raises
-    OSError, MissingMatplotlib.
+    These are heuristics compared (Fig. 2), ablations (App. D.1), deallocations (D.2), accesses (D.3), static
+    planners (Fig. 3), and a trace of each log with its first heuristic, at the least budget that worked.
+    Raises OSError, MissingMatplotlib.
     """
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def _deallocation(row: Mapping[str, Any]) -> str:
 
 
 def _first_of_each(rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return one row for each log, heuristic and budget: of the first deallocation and search."""
+    """Return one row for each log, heuristic and budget: that of the first deallocation and search."""
     found: dict[Any, Mapping[str, Any]] = {}
     for row in rows:
         found.setdefault((row["log"], row["heuristic"], row["budget_ratio"]), row)

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 def draw_planners(
     logs: Sequence[Row], rows: Sequence[Row], plans: Sequence[Row], folder: Path, format: str
 ) -> Path:
-    """Draw one panel per log: heuristics as lines, planners as marks, impossible budgets grey.
+    """Draw one panel per log: heuristics as lines, planners as marks, slowdowns below the lower bound gray.
 
     Raises OSError.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 BEFORE = {"thrash": "--", "oom": ":"}
-"""The style of the line at the last budget before a run thrashes, or is out of memory."""
+"""The style of the line at the last budget before a run thrashes or runs out of memory."""
 
 
 def draw_slowdown(
@@ -52,7 +52,7 @@ def draw_slowdown(
 
 
 def _shade(panel: Axes, log: Row) -> None:
-    """Shade impossible budgets: below the constants, and the operator with most bytes in memory at once."""
+    """Shade impossible budgets: less than the constants take, or than they and the largest operator take."""
     peak = log["peak_bytes"] or 1
     constants, largest = log["constant_bytes"] / peak, log["largest_bytes"] / peak
     panel.axvspan(0, constants, color="#000000", linewidth=0)

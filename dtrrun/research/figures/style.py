@@ -1,4 +1,4 @@
-"""The style of all pictures. Only this module imports matplotlib, and only when a picture is drawn."""
+"""The style of all pictures. Here and in the modules that draw, matplotlib is imported only when needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FORMATS = ("svg", "png")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")
-"""Those of Okabe and Ito, which are distinguishable with any kind of colour vision; then grey."""
+"""Okabe and Ito's colours, which are distinguishable with any kind of colour vision, then gray."""
 MARKERS = "osD^vP*X"
 
 STYLE: dict[str, Any] = {
@@ -47,7 +47,7 @@ class MissingMatplotlib(RuntimeError):
 
 
 def need_matplotlib() -> None:
-    """Raises MissingMatplotlib."""
+    """Raise MissingMatplotlib if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -69,7 +69,7 @@ def grid(count: int, title: str) -> tuple[Figure, list[Axes]]:
 
 
 def styled() -> Any:
-    """Return a context with our style, whatever the user's is."""
+    """Return a context with our style, regardless of the user's."""
     import matplotlib
 
     everything: dict[Any, Any] = {**matplotlib.rcParamsDefault, "backend": "agg"}

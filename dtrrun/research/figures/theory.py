@@ -21,7 +21,7 @@ EVICTED, FORWARD, GRADIENT = 0, 1, 2
 def draw_theory(result: Mapping[str, Any], folder: Path, format: str = "svg") -> list[Path]:
     """Draw the rows of `dtrrun simulate --theory`, and return the files.
 
-    The trace is of the first heuristic. Raises OSError, MissingMatplotlib.
+    The trace shows the first heuristic. Raises OSError, MissingMatplotlib.
     """
     need_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def draw_linear_trace(heuristic: str, folder: Path, format: str, layers: int = T
 def resident_tensors(heuristic: str, layers: int, budget: int) -> tuple[list[list[int]], int]:
     """Return, by layer, what was in memory during each operation, and how many ran before the backward pass.
 
-    One of EVICTED, FORWARD and GRADIENT; if a layer has both, FORWARD.
+    Each entry is EVICTED, FORWARD or GRADIENT; if a layer has both tensors in memory, FORWARD.
     """
     found = trace(linear_schedule(layers), budget, heuristic, "banish", limit=inf)
     picture = [[EVICTED] * found.end for _ in range(layers)]
@@ -119,7 +119,7 @@ def resident_tensors(heuristic: str, layers: int, budget: int) -> tuple[list[lis
 
 
 def _is_fixed(rows: Sequence[Row]) -> bool:
-    """Return whether budgets were given: several for one N."""
+    """Return whether budgets were given, that is, whether some N has several."""
     budgets: dict[int, set[int]] = {}
     for row in rows:
         budgets.setdefault(row["nodes"], set()).add(row["budget"])

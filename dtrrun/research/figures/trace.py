@@ -1,4 +1,4 @@
-"""A run as a picture of what is in memory when (as in the figure of App. A)."""
+"""Pictures of what is in memory at each time of a run (as in the figure of App. A)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtrrun.simulator.simulate import prepare
 from .style import COLOURS, grid, legend, save, styled
 
 ACROSS, DOWN = 900, 300
-"""Maximum number of cells of the picture."""
+"""Maximum width and height of the picture, in cells."""
 NOT, FIRST, AGAIN = 0, 1, 2
 """States: not in memory, in memory since its first computation, in memory after a rematerialization."""
 
@@ -68,7 +68,7 @@ def trace(
 def draw_trace(
     schedule: Schedule, budget_bytes: int, heuristic: str, title: str, folder: Path, name: str, format: str
 ) -> Path:
-    """Draw memory over time above; below, each storage as a line, dark while it is resident.
+    """Draw memory over time above; below, each storage as a line, coloured while it is resident.
 
     Raises OSError.
     """
@@ -115,7 +115,7 @@ def draw_trace(
 
 
 def _thinned(points: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
-    """Keep the maximum of points drawn in the same place."""
+    """Keep only the maximum of points drawn in the same place."""
     if not points:
         return [0.0], [0.0]
     most: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Static planners to compare with (Sec. 4.3): they see the whole graph before it runs.
+"""Static planners for comparison (Sec. 4.3): they see the whole graph before it runs.
 
 graph = chain(64)
 best = plan("chain_dp", graph, budget_bytes=16)
@@ -60,8 +60,8 @@ PLANNERS: Mapping[str, Callable[..., Plan]] = {
 def plan(name: str, graph: Graph, budget_bytes: int, **options: Any) -> Plan:
     """Return the plan of planner `name`, one of PLANNERS, for at most `budget_bytes`, including constants.
 
-    options: the planner's own. Raises ValueError for an unknown name, Infeasible where the planner has no
-    plan that fits, NotApplicable where it cannot plan such a graph, MissingExtra without numpy or scipy.
+    options: the planner's own. Raises ValueError for an unknown name, Infeasible if the planner has no plan
+    that fits, NotApplicable if it cannot plan such a graph, MissingExtra without numpy or scipy.
     """
     if name not in PLANNERS:
         raise ValueError(f"unknown planner {name!r}: choose one of {', '.join(PLANNERS)}")

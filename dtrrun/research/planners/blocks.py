@@ -1,8 +1,8 @@
-"""A graph as a chain of blocks: what Treeverse and the dynamic programme plan.
+"""A graph as a chain of blocks, which Treeverse and the dynamic program plan.
 
-Block k is the forward nodes after articulation point c_{k-1} up to c_k, and its phase the part of the
+Block k is the forward nodes after articulation point c_{k-1} up to c_k, and its phase is the part of the
 backward pass that reads them; c_{k-1} is read by block k and its phase. Phases run from the last to the
-first. Where the backward pass is not so, blocks are joined until it is.
+first. Where the backward pass does not have this form, blocks are joined until it does.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """Bytes are beyond what the block starts from: the constants, c_{k-1} and what waits elsewhere."""
+    """Bytes exclude the constants, c_{k-1} and the values that other blocks keep."""
 
     everything: tuple[int, ...]
     """All of its forward nodes."""
     advance: tuple[int, ...]
-    """Those that c_k needs."""
+    """The forward nodes that c_k needs."""
     reverse: tuple[int, ...]
-    """Those that its phase needs; empty where c_{k-1} is enough, as in App. A."""
+    """The forward nodes that its phase needs; empty where c_{k-1} is enough, as in App. A."""
     phase: tuple[int, ...]
     """Its backward nodes."""
     saved: tuple[int, ...]
@@ -45,16 +45,16 @@ class Block:
     """Bytes of c_k and `saved` together."""
     advance_cost: int
     all_cost: int
-    """Of what c_k or its phase need."""
+    """Cost of the nodes that c_k or the phase needs."""
     reverse_cost: int
     phase_cost: int
     all_peak: int
-    """While everything runs, keeping c_k and `saved`."""
+    """Peak while everything runs, keeping c_k and `saved`."""
     advance_peak: int
-    """While everything runs, keeping c_k."""
+    """Peak while everything runs, keeping c_k."""
     reverse_peak: int
     phase_peak: int
-    """While its phase runs, with the gradients that were there before it."""
+    """Peak while its phase runs, with the gradients that were resident before it."""
     gradients: int
     """Bytes of backward values that are alive when its phase begins."""
 
@@ -70,7 +70,7 @@ def blocks(graph: Graph) -> list[Block]:
     if ends[-1] != forward[-1]:
         ends.append(forward[-1])
     phases = _phases(graph, ends, backward)
-    after = len(graph)  # where the phase begins that is next when block k's is due
+    after = len(graph)  # the start of block k's phase or, if that is empty, of the next one to run
     starts = []
     for phase in phases:
         after = phase[0] if phase else after
@@ -79,7 +79,7 @@ def blocks(graph: Graph) -> list[Block]:
 
 
 def _phases(graph: Graph, ends: list[int], backward: Sequence[int]) -> list[list[int]]:
-    """Return which backward nodes belong to which block; takes ends away until each belongs to one."""
+    """Return the backward nodes of each block; remove `ends` until each node belongs to one block."""
     while True:
         phases: list[list[int]] = [[] for _ in ends]
         at = len(ends) - 1
@@ -87,7 +87,7 @@ def _phases(graph: Graph, ends: list[int], backward: Sequence[int]) -> list[list
         for index in backward:
             low, high = _labels(graph, ends, index, at)
             if index > last_reader:
-                high = 0  # nothing of the forward pass need wait for it
+                high = 0  # no forward value need be kept for it
             if low > high:  # it reads several blocks, or one whose phase is over: join them
                 del ends[high:low]
                 break
@@ -98,7 +98,7 @@ def _phases(graph: Graph, ends: list[int], backward: Sequence[int]) -> list[list
 
 
 def _labels(graph: Graph, ends: Sequence[int], index: int, at: int) -> tuple[int, int]:
-    """Return the first and the last block, up to `at`, whose phase can have the node."""
+    """Return the first and the last block, up to `at`, whose phase can contain the node."""
     low, high = 0, at
     for source in graph.reads[index]:
         if source < graph.turn:
@@ -138,10 +138,10 @@ def _block(graph: Graph, ends: Sequence[int], k: int, phase: Sequence[int], begi
 
 
 def emit(chain: Sequence[Block], choose: Callable[[int, int, int], Choice], state: int) -> list[int]:
-    """Return what is computed, in order, if blocks s to t are reversed as `choose(s, t, state)` says.
+    """Return the nodes computed, in order, if blocks s to t are reversed as `choose(s, t, state)` says.
 
-    Each choice is how far to run before the next checkpoint, and what the two parts are told as their state.
-    Called with the whole chain and `state` first, and for s < t only.
+    Each choice says how far to run before the next checkpoint, and which state to pass to each of the two
+    parts. `choose` is called for the whole chain with `state` first, and only for s < t.
     """
     computes: list[int] = []
     visited = -1
@@ -186,7 +186,7 @@ def _bytes(graph: Graph, nodes: Iterable[int]) -> int:
 
 
 def _alive_backward(graph: Graph, start: int) -> int:
-    """Return the bytes of backward values made before `start` that it or what follows reads, or that are
+    """Return the bytes of backward values made before `start` that are read at `start` or later, or are
     outputs."""
     return sum(
         graph.nodes[i].size
@@ -197,11 +197,10 @@ def _alive_backward(graph: Graph, start: int) -> int:
 
 
 def _peak(graph: Graph, nodes: Sequence[int], before: set[int], keep: set[int]) -> int:
-    """Return the peak while `nodes` run, above what waits elsewhere; `before` is there at first, `keep`
-    stays.
+    """Return the peak bytes while `nodes` run, without values kept elsewhere.
 
-    A backward value, or an output, lives until its last reader; what a phase frees of earlier phases'
-    gradients is counted too, so the figure may fall below zero.
+    `before` is resident at first, and `keep` stays. A backward value lives until its last reader, an output
+    to the end. What a phase frees of earlier phases' gradients is subtracted, so `used` may be negative.
     """
     here = set(nodes) | before
     remaining = {i: len([user for user in graph.users[i] if user in here]) for i in here}

@@ -1,16 +1,16 @@
-"""A lower bound on every run that keeps the program's order, DTR's included; for some hundred nodes.
+"""A lower bound on the cost of any run that keeps the program's order, as DTR does; for some hundred nodes.
 
-Time is cut into intervals of the program. R_{t,i} says that i is computed in interval t at all, S_{t,i} that
-it is resident at the boundary before t: just after an operator was first computed, whose inputs are resident
-then too. What any run does satisfies
+The program is cut into intervals. R_{t,i} says that i is computed in interval t at least once, S_{t,i} that
+it is resident at the boundary before t. A boundary is just after an operator was first computed, so that
+operator's inputs are resident there too. Any run satisfies
 
     R_{t,k} ≤ R_{t,j} + S_{t,j}   for each input j of k         S_{t+1,i} ≤ S_{t,i} + R_{t,i}
 
-and, with H_{t,i} ≥ S_{t+1,i} - R_{t,i} for what is held over all of interval t, that H, an operator which
-runs in it and the operator's inputs fit into the budget together, and so does S_t. The least cost of such
-R and S is a bound, and so is that of its LP relaxation. Unlike Checkmate's program (`stages`) this one does
-not say in which order an interval recomputes, nor how often, so it binds every plan; and fewer intervals
-make a smaller program with a weaker bound.
+With H_{t,i} ≥ S_{t+1,i} - R_{t,i} for what is held throughout interval t, the sum of H, an operator that runs
+in t and the operator's inputs fits into the budget, and so does S_t. The least cost of such R and S is a
+bound, and so is that of the LP relaxation. Unlike Checkmate's program (`stages`), this one does not fix in
+which order an interval recomputes, or how often, so it holds for every plan; fewer intervals make a smaller
+program with a weaker bound.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def lower_bound(
     *,
     whole: bool = False,
 ) -> Bound | None:
-    """No plan in the program's order costs less; None if the time did not do.
+    """Return a cost that no plan in the program's order can go below; None if time ran out.
 
-    intervals: into how many parts the program is cut; None tries INTERVALS and, on a small graph, one per
-    operator, and takes the best, for which of them is best differs. whole: solve the integer program
-    instead of its relaxation, which takes far longer and bounds better; what is proved when the time is over
-    counts. Raises Infeasible where it is proved that no such plan fits, and MissingExtra without scipy.
+    intervals: how many parts the program is cut into; None tries INTERVALS and, on a small graph, one per
+    operator, and takes the best, since which is best varies. whole: solve the integer program instead of
+    its relaxation, which takes far longer and gives a better bound; what was proved when time runs out
+    counts. Raises Infeasible if it is proved that no such plan fits, and MissingExtra without scipy.
     """
     deadline = time.monotonic() + time_limit
     refuse_the_impossible(graph, budget_bytes)

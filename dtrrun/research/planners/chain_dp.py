@@ -1,14 +1,14 @@
-"""The optimal persistent plan of a heterogeneous chain, by dynamic programming over discretised memory.
+"""The optimal persistent plan of a heterogeneous chain, by dynamic programming over discretized memory.
 
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for heterogeneous chains (2019),
 known as Rotor. For s ≤ t and m bytes, C(s, t, m) is the least cost of reversing blocks s to t when c_{s-1}
-is held and m bytes are left for all else:
+is held and m bytes are left for everything else:
 
     C(s, s, m) = recompute what the phase of s needs, and run it
     C(s, t, m) = min of  Σ advance(s … k) + C(k+1, t, m - |c_k|) + C(s, k, m)      for s ≤ k < t
                  and     all(s) + C(s+1, t, m - |c_s and saved(s)|) + phase(s)
 
-as far as the peaks in between fit into m.
+provided that the peaks in between fit into m.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .plan import Infeasible, Plan, run, with_frees
 
 SLOTS = 500
 CELLS = 12_000_000
-"""Most entries of C; with many blocks, memory is cut into fewer slots."""
+"""Maximum number of entries of C; with many blocks, memory is cut into fewer slots."""
 
 
 def chain_dp(graph: Graph, budget_bytes: int, slots: int = SLOTS) -> Plan:
     """Return the cheapest persistent plan: a checkpoint, once taken, is kept until the phase that reads it.
 
     Memory is counted in units: the greatest common divisor of the sizes if the budget is at most `slots` of
-    those, else a slot's worth, everything rounded up. Only with the former is the claim "optimal", and it is
-    among persistent plans of the chain of blocks. On uniform chains no other plan is better (Griewank and
-    Walther 2000). Raises Infeasible, NotApplicable without a backward pass, and MissingExtra without numpy.
+    those, else a slot's bytes, with sizes rounded up. Only in the first case is the claim "optimal", among
+    persistent plans of the chain of blocks. On uniform chains no other plan is better (Griewank and Walther
+    2000). Raises Infeasible, NotApplicable without a backward pass, and MissingExtra without numpy.
     """
     chain = blocks(graph)
     forward_outputs = sum(node.size for node in graph.nodes[: graph.turn] if node.output)
@@ -57,7 +57,7 @@ def chain_dp(graph: Graph, budget_bytes: int, slots: int = SLOTS) -> Plan:
 
 
 class _Table:
-    """C(s, t, m) for m of 0 to `top` units. A class, since the choices are read off it again."""
+    """C(s, t, m) for m from 0 to `top` units. A class, since the choices are later read from it."""
 
     def __init__(self, chain: Sequence[Block], unit: int, top: int) -> None:
         np = self.np = numpy()
@@ -65,7 +65,7 @@ class _Table:
         n = len(chain)
         self.cost = np.full((n, n, top + 1), np.inf)
         self.after = np.full((n, n, top + 1), np.inf)
-        """[t, k, m]: C(k, t, m - |c_{k-1}|), so that all k for one t lie side by side."""
+        """[t, k, m]: C(k, t, m - |c_{k-1}|), so that all k for one t are contiguous."""
         for length in range(n):
             for s in range(n - length):
                 self._fill(s, s + length)

@@ -18,20 +18,21 @@ from .stages import Stages, computes, formulate
 from .treeverse import treeverse
 
 AMONG = "plans in stages"
-"""Those that Checkmate can write: first computations in the program's order, and between two of them each
+"""Those that Checkmate can express: first computations in the program's order, and between two of them each
 node recomputed at most once, in that order too."""
 
 SMALL = 100
-"""Up to so many nodes, all rules of `search` take no time to speak of."""
+"""Up to this many nodes, trying all rules of `search` takes a negligible time."""
 
 
 def checkmate(graph: Graph, budget_bytes: int, time_limit: float = 60.0, gap: float = 0.0) -> Plan:
     """Return the cheapest plan in stages, or the best one found within `time_limit` seconds.
 
-    Plan.claim is "optimal" where that was proved to a relative `gap`, else "feasible"; Plan.lower_bound holds
-    what was proved either way, among plans in stages. The search starts from what rounding the LP relaxation
-    and the other planners gave; where that is not in stages, "optimal" says that no plan in stages costs
-    less. Raises Infeasible, whose text says whether that is proved, and MissingExtra without scipy.
+    Plan.claim is "optimal" if that was proved to a relative `gap`, else "feasible"; either way,
+    Plan.lower_bound is what was proved for plans in stages. The search starts from the best plan found by
+    rounding the LP relaxation and by the other planners; if that is not in stages, "optimal" means that no
+    plan in stages costs less. Raises Infeasible, whose text says whether that is proved, and MissingExtra
+    without scipy.
     """
     deadline = time.monotonic() + time_limit
     plain = in_order(graph)
@@ -63,7 +64,7 @@ def _search(
     gap: float,
 ) -> Plan:
     program = stages.program
-    if best is not None:  # look only for what is cheaper
+    if best is not None:  # look only for cheaper plans
         cutoff = run(graph, best).cost - 1 + TOLERANCE
         terms = {v: program.costs[v] for row in stages.recompute for v in row}
         program.row(terms, high=cutoff / stages.total)
@@ -77,21 +78,21 @@ def _search(
         return _finished(best, float(run(graph, best).cost))
     bound = max((b for b in (bound, _proved(graph, stages, found.bound)) if b is not None), default=None)
     if best is not None and bound is not None:
-        bound = min(bound, float(run(graph, best).cost))  # the program looked only below that
+        bound = min(bound, float(run(graph, best).cost))  # the solver looked only below that
     if found.values is not None:
         plan = Plan(with_frees(graph, computes(graph, stages, found.values)), "checkmate")
         if run(graph, plan).peak_bytes <= budget_bytes:
             if found.optimal:
                 return _finished(plan, bound)
             best = _better(graph, best, plan)
-        # else a row was off by the tolerance
+        # else a row was violated within the tolerance
     return _unfinished(best, bound, budget_bytes)
 
 
 def lp_bound(graph: Graph, budget_bytes: int, time_limit: float = 60.0) -> Bound | None:
-    """Return the LP relaxation's lower bound on plans in stages; None if the time did not do.
+    """Return the LP relaxation's lower bound on plans in stages; None if time ran out.
 
-    Raises Infeasible where the relaxation has no solution: then no plan in stages fits.
+    Raises Infeasible if the relaxation has no solution: then no plan in stages fits.
     """
     refuse_the_impossible(graph, budget_bytes)
     stages = formulate(graph, budget_bytes)

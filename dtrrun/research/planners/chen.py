@@ -13,18 +13,18 @@ GREEDY_TRIES = 48
 
 
 def chen_sqrt(graph: Graph, budget_bytes: int) -> Plan:
-    """√N segments of as many nodes each, with a checkpoint at the end of each.
+    """Return a plan with √N segments of equally many nodes, and a checkpoint at the end of each.
 
     Takes the checkpoints from the articulation points, or from all nodes of the forward pass, whichever
-    gives the cheaper plan that fits. Raises Infeasible when neither does; the planner has no other.
+    gives the cheaper plan that fits. Raises Infeasible if neither fits; the planner has no other plan.
     """
     return _best(graph, budget_bytes, map(_evenly, _candidates(graph)), "chen_sqrt")
 
 
 def chen_greedy(graph: Graph, budget_bytes: int) -> Plan:
-    """A checkpoint wherever a segment has reached b bytes, for the b that gives the cheapest plan that fits.
+    """Return a plan with a checkpoint wherever a segment exceeds b bytes: the cheapest one that fits.
 
-    b is searched over a geometric grid between the largest node and all of them, as Chen et al. propose.
+    b is searched over a geometric grid between the smallest node and the sum of all, as Chen et al. propose.
     """
     tried: dict[tuple[int, ...], None] = {}
     for candidates in _candidates(graph):
@@ -38,7 +38,7 @@ def chen_greedy(graph: Graph, budget_bytes: int) -> Plan:
 
 
 def _candidates(graph: Graph) -> list[list[int]]:
-    """Return the choices of nodes to take checkpoints from: articulation points, then the linearised
+    """Return the lists of nodes to take checkpoints from: articulation points, then the linearized
     graph."""
     forward = [i for i in graph.operators if i < graph.turn]
     if not forward:

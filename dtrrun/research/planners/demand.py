@@ -1,4 +1,4 @@
-"""Running a program inside the budget with a policy that may look ahead."""
+"""Runs a program within the budget with a policy that may look ahead."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .graph import Graph
 from .plan import missing_ancestors
 
 Worth = Callable[[int, int, Set[int]], tuple[float, ...]]
-"""worth(t, node, resident): at run t of the program, the resident node with the least is evicted first."""
+"""worth(t, node, resident): at run t of the program, the resident node of least worth is evicted first."""
 
 PATIENCE = 30
-"""How many times the program's length may be computed before an attempt is given up."""
+"""An attempt is given up after computing more than this many times the number of nodes."""
 
 
 def on_demand(graph: Graph, budget_bytes: int, worth: Worth) -> list[int] | None:
-    """Return what is computed if the program runs inside the budget, evicting by `worth` when it must.
+    """Return the nodes computed if the program runs within the budget, evicting by `worth` when it must.
 
-    None where it does not fit, or thrashes.
+    Return None if it does not fit, or thrashes.
     """
     room = budget_bytes - graph.constant_bytes
     outputs = {i for i, node in enumerate(graph.nodes) if node.output and not node.constant}
@@ -49,7 +49,7 @@ def _bring(
     t: int,
     done: list[int],
 ) -> bool:
-    """Compute `again` in order, or as much of it as room allows; False if not even the first can run.
+    """Compute `again` in order, or as much of it as room allows; return False if a node cannot run at all.
 
     What the rest of `again` reads is evicted last, the last read first; then the rest is out of date.
     """

@@ -1,4 +1,4 @@
-"""numpy and scipy, which only the extra `dtrrun[planners]` brings."""
+"""numpy and scipy, which only the extra `dtrrun[planners]` installs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MissingExtra(ImportError):
-    """A planner needs what is not installed; the text says how to get it."""
+    """A planner needs a package that is not installed; the text says how to get it."""
 
 
 def numpy() -> Any:

@@ -1,4 +1,4 @@
-"""Makes a plan cheaper: holds what fits into the budget instead of computing it again."""
+"""Makes a plan cheaper by holding what fits into the budget instead of computing it again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .graph import Graph
 
 
 def fill(graph: Graph, computes: Sequence[int], budget_bytes: int) -> list[int]:
-    """Take recomputations out for as long as there is room to hold the value over from its last use.
+    """Remove recomputations for as long as there is room to hold the value from its last use instead.
 
-    First where most cost is saved for the bytes and the length of time; then what was recomputed only for
-    what is recomputed no more goes too. The order of what is left stays, and so do its peaks, up to the
-    budget. Frees are as early as can be (`with_frees`).
+    Those that save the most cost for the bytes and time held are removed first; after each, whatever was
+    recomputed only for it is removed too. The order of the rest is unchanged, and its peaks grow at most to
+    the budget. Frees are as early as possible (`with_frees`).
     """
     sequence = without_waste(graph, computes)
     room = budget_bytes - graph.constant_bytes
@@ -25,7 +25,7 @@ def fill(graph: Graph, computes: Sequence[int], budget_bytes: int) -> list[int]:
 
 
 def without_waste(graph: Graph, computes: Sequence[int]) -> list[int]:
-    """Return the sequence without unread recomputations. First computations stay, as a run has them."""
+    """Return the sequence without unread recomputations. First computations stay, as every run needs them."""
     first: dict[int, int] = {}
     for position, index in enumerate(computes):
         first.setdefault(index, position)
@@ -60,7 +60,7 @@ def _best_to_hold(graph: Graph, sequence: Sequence[int], room: int) -> int | Non
 
 
 def _profile(graph: Graph, sequence: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For each position the last one that reads its value, -1 for none; and the bytes that it runs in."""
+    """Return, by position, the last one that reads its value (-1: none), and the bytes in use at it."""
     last_use = [-1] * len(sequence)
     freed: list[int] = [0] * len(sequence)
     current: dict[int, int] = {}

@@ -13,7 +13,7 @@ class Node:
     """One operator and the storage it makes."""
 
     cost: int
-    """Time, ns (or any unit of the caller's)."""
+    """Time in ns, or in any other unit that the caller uses."""
     size: int
     """Bytes of its output."""
     inputs: tuple[int, ...] = ()
@@ -26,19 +26,19 @@ class Node:
     """Bytes that it needs only while it is computed, besides its output."""
     name: str = ""
     partner: int | None = None
-    """For a further output of an operator: the node of the first one, which it follows directly.
+    """For a further output of an operator: the node of the first output, which it follows directly.
 
-    It reads that node and what the operator reads, costs nothing, and is computed right after that node only.
+    It reads that node and what the operator reads, costs nothing, and is only computed right after that node.
     """
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the program's order. Raises ValueError where one reads what comes after it, and the like."""
+    """Nodes in the program's order. Raises ValueError if one reads a later one, and the like."""
 
     nodes: tuple[Node, ...]
     backward: int | None = None
-    """Index of the first node of the backward pass, where the maker knows it; see `turn`."""
+    """Index of the first node of the backward pass, if the caller knows it; see `turn`."""
 
     def __post_init__(self) -> None:
         for index, node in enumerate(self.nodes):
@@ -59,7 +59,7 @@ class Graph:
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the nodes that read it, in order."""
+        """For each node, the nodes that read it, in order."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for index, node in enumerate(self.nodes):
             for source in sorted(set(node.inputs)):
@@ -73,7 +73,7 @@ class Graph:
 
     @cached_property
     def runs(self) -> tuple[tuple[int, ...], ...]:
-        """The operators' runs in order: for each the nodes that it makes, all at once."""
+        """The operators' runs in order: for each, the nodes that it makes at once."""
         found: list[list[int]] = []
         for index in self.operators:
             if self.nodes[index].partner is None:
@@ -83,7 +83,7 @@ class Graph:
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """For each node the operators that it reads: its inputs without constants, each once."""
+        """For each node, the operators that it reads: its inputs without constants, each once."""
         return tuple(
             tuple(sorted({s for s in node.inputs if not self.nodes[s].constant})) for node in self.nodes
         )
@@ -101,7 +101,7 @@ class Graph:
     def turn(self) -> int:
         """The first node of the backward pass.
 
-        `backward` where it is known, else the node after the one at which most bytes wait for a later
+        `backward` if it is known, else the node after the one at which the most bytes wait for a later
         use: activations pile up until the forward pass ends, and are used up after that.
         """
         if self.backward is not None:
@@ -126,12 +126,12 @@ class Graph:
 
 
 class Operator(NamedTuple):
-    """A call as a log has it: what `from_operators` takes. Keys name storages."""
+    """A call as in a log, for `from_operators`. Keys identify storages."""
 
     cost: int
     reads: Iterable[Hashable]
     writes: Mapping[Hashable, int]
-    """New storages with their bytes; none for a call that only makes views of the first that it reads."""
+    """New storages and their bytes; empty for a call that only makes views of the first storage it reads."""
     name: str = ""
 
 
@@ -146,7 +146,7 @@ def from_operators(
     A call with several outputs is a node for the largest and partners of it for the others; running it takes
     memory for all of them. A call that only makes views has its cost added to the node it views (cost(S) of
     App. C.2). `outputs`: storages needed at the end (App. C.6). `backward`: how many of the operators come
-    before the backward pass, where that is known.
+    before the backward pass, if that is known.
     """
     nodes: list[Node] = []
     made_by: dict[Hashable, int] = {}
@@ -194,10 +194,10 @@ def chain(
     """Return the linear feedforward network of App. A: t_1 … t_N, then t̂_N … t̂_1, t̂_i = f̂_i(t_{i-1},
     t̂_{i+1}).
 
-    costs, sizes: of t_1 … t_N, 1 each by default; t̂_i is as large as t_i, and costs what it costs unless
-    `gradient_costs` says otherwise. With `loss` there is t̂_{N+1} too, of cost and size of t_N, computed from
-    t_N: then reversing each layer takes the same memory, which Griewank and Walther assume; App. A leaves it
-    out. The input t_0 takes no memory, and so is not there.
+    costs, sizes: of t_1 … t_N, 1 each by default; t̂_i has the size of t_i, and its cost unless
+    `gradient_costs` says otherwise. `loss` adds t̂_{N+1}, computed from t_N, with the cost and size of t̂_N:
+    then reversing each layer takes the same memory, which Griewank and Walther assume; App. A leaves it out.
+    The input t_0 takes no memory, so it has no node.
     """
     if layers < 1:
         raise ValueError("a chain has at least one layer")
@@ -221,10 +221,10 @@ def chain(
 
 
 def residual(blocks: int, *, cost: int = 10, add_cost: int = 1, size: int = 1) -> Graph:
-    """A residual network: each block is x' = g(f(x)) + x, with its backward pass.
+    """Return a residual network with its backward pass: each block is x' = g(f(x)) + x.
 
     f and g cost `cost` each, and so do their gradients ĝ(f(x), dx') and f̂(x, ·); an addition costs
-    `add_cost`; everything is of `size` bytes.
+    `add_cost`; every value has `size` bytes.
     """
     if blocks < 1:
         raise ValueError("at least one block")

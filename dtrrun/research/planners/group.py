@@ -1,10 +1,10 @@
-"""Grouping of operators, so that a log of some hundred of them gets a plan from a planner for few.
+"""Groups operators, so that a planner that can handle only a few can plan a log of some hundred.
 
-A group is a run of consecutive operators which is recomputed as a whole. What of it is read outside is kept
-or dropped in classes, by which groups read it; the rest lives only while the group runs. Every plan of the
-grouped graph is one of the original (`Grouping.expand`) of at most that cost and peak. So the cheapest
-grouped plan is an upper bound on the optimum and no more: a plan that stores something inside a group may
-be cheaper. Lower bounds for large graphs are `lower_bound`'s.
+A group is a run of consecutive operators that is recomputed as a whole. Its values that are read outside are
+kept or dropped in classes, by which groups read them; the rest live only while the group runs. Every plan of
+the grouped graph gives one of the original (`Grouping.expand`) of at most that cost and peak. So the cheapest
+grouped plan is only an upper bound on the optimum: a plan that stores something inside a group may be
+cheaper. For lower bounds on large graphs, see `lower_bound`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .plan import Plan, missing_ancestors, with_frees
 class Grouping:
     original: Graph
     graph: Graph
-    """The grouped graph: one node for all constants, then for each group a node and its partners."""
+    """The grouped graph: one node for all constants, then a node and its partners for each group."""
     members: tuple[tuple[int, ...], ...]
-    """For each node of `graph` the nodes of the original whose bytes it stands for."""
+    """For each node of `graph`, the original nodes whose bytes it stands for."""
     everything: tuple[tuple[int, ...], ...]
-    """For each node of `graph` all original nodes of its group."""
+    """For each node of `graph`, all original nodes of its group."""
 
     def expand(self, plan: Plan) -> Plan:
         """Return the plan of the original graph that a plan of the grouped graph stands for: feasible.
 
-        It recomputes only those of a group that are needed, and frees each as soon as it can.
+        It recomputes only the nodes of a group that are needed, and frees each as soon as possible.
         """
         computes: list[int] = []
         resident: set[int] = set()
@@ -58,17 +58,17 @@ class Grouping:
 
 
 SHARES = (0.3, 0.5, 0.7, 0.85, 1.0)
-"""Of the budget: what a group may need at most. The least is taken with which there are few enough."""
+"""Shares of the budget that a group may need at most. The least that gives few enough nodes is used."""
 
 
 def group(graph: Graph, most_nodes: int, budget_bytes: int) -> Grouping:
-    """Join neighbouring operators, where least is lost, until the grouped graph has `most_nodes` nodes.
+    """Join neighbouring operators, where the loss is least, until the grouped graph has `most_nodes` nodes.
 
     Constants and outputs without a reader (weight gradients) are not counted: there is little to plan.
-    Joining two groups loses the bytes kept of either times the cost of the other, which must then be paid to
-    recompute them. A group needs the inputs of both at once, which, with the constants, must fit into a
-    fraction of the budget. Groups do not span the turn from forward to backward pass. The result has more
-    nodes than `most_nodes` if the budget allows no fewer.
+    Joining two groups loses the bytes kept of each times the cost of the other, which must then be paid to
+    recompute them. The joined group needs the inputs of both at once, which, with the constants, must fit
+    into a fraction of the budget. Groups do not span the turn from forward to backward pass. The result has
+    more nodes than `most_nodes` if the budget allows no fewer.
     """
     room = budget_bytes - graph.constant_bytes
     for share in SHARES:
@@ -117,8 +117,8 @@ def _loss(graph: Graph, groups: Sequence[Sequence[int]], k: int, most_bytes: flo
 
 
 def _need(graph: Graph, made: Sequence[int]) -> int:
-    """Return the bytes with which the group can run: what it reads, and its peak with all that is read
-    outside."""
+    """Return the bytes that the group needs to run: what it reads, and its peak while keeping all that is
+    read outside."""
     inside = set(made)
     inputs = {source for i in made for source in graph.reads[i]} - inside
     return _bytes(graph, inputs) + _peak(graph, made, {i for i in made if _outside(graph, i, inside)})
@@ -131,7 +131,7 @@ def _outside(graph: Graph, node: int, inside: set[int]) -> bool:
 def _classes(
     graph: Graph, made: Sequence[int], where: dict[int, int]
 ) -> dict[tuple[bool, tuple[int, ...]], list[int]]:
-    """What of a group is read outside, by who reads it."""
+    """Return the nodes of a group that are outputs or read outside, by which groups read them."""
     here = where[made[0]]
     found: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
     for node in made:
@@ -184,7 +184,7 @@ def _bytes(graph: Graph, nodes: Iterable[int]) -> int:
 
 
 def _peak(graph: Graph, made: Sequence[int], kept: set[int]) -> int:
-    """Return the peak while the group runs, above what it reads: what is not kept goes after its last
+    """Return the peak while the group runs, without what it reads: what is not kept is freed after its last
     reader."""
     inside = set(made)
     last = {i: max((user for user in graph.users[i] if user in inside), default=i) for i in made}

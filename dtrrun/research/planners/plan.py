@@ -1,4 +1,4 @@
-"""A plan, and the strict checker that every planner is held to."""
+"""A plan, and the strict checker that every plan must pass."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Plan:
     among: str = "plans"
     """The plans among which it is optimal, in words."""
     lower_bound: float | None = None
-    """No plan `among` costs less, where the planner has proved that."""
+    """No plan `among` costs less, if the planner has proved that."""
 
 
 class InvalidPlan(ValueError):
-    """The plan does something that cannot be done."""
+    """The plan does something impossible."""
 
 
 class Infeasible(ValueError):
-    """The planner has no plan within the budget. Whether there is one is said in the text."""
+    """The planner has no plan within the budget. The text says whether there may be one."""
 
 
 class NotApplicable(ValueError):
@@ -54,18 +54,18 @@ class Bound(NamedTuple):
 
 
 def run(graph: Graph, plan: Plan | Iterable[PlanStep]) -> PlanOutcome:
-    """Execute the plan: its cost and its peak in bytes, constants included.
+    """Execute the plan and return its cost and its peak in bytes, constants included.
 
     Strict. Raises InvalidPlan if an input is not resident, if something resident is computed or something
     absent freed, if a constant is computed or freed, if an output is missing at the end, or if an operator
-    never ran at all (it may have effects: a loss that is printed). What its partner must be, see Node.
+    never ran at all (it may have effects: a loss that is printed). For the rules on partners, see Node.
     """
     steps = plan.steps if isinstance(plan, Plan) else plan
     resident = {i for i, node in enumerate(graph.nodes) if node.constant}
     ran: set[int] = set()
     cost, used = 0, graph.constant_bytes
     peak = used
-    running = None  # the operator of the last step, as far as its further outputs can still be had
+    running = None  # the operator that ran last: its further outputs can be computed now
     for number, (what, index) in enumerate(steps):
         node = graph.nodes[index]
         if node.constant:
@@ -97,16 +97,15 @@ def run(graph: Graph, plan: Plan | Iterable[PlanStep]) -> PlanOutcome:
 
 
 def keeps_order(graph: Graph, plan: Plan) -> bool:
-    """Return whether the nodes are computed for the first time in the program's order, as every run of it
-    does."""
+    """Return whether the nodes are first computed in the program's order, as in every run of it."""
     computed = dict.fromkeys(index for what, index in plan.steps if what == "compute")
     return list(computed) == sorted(computed)
 
 
 def with_frees(graph: Graph, computes: Sequence[int]) -> tuple[PlanStep, ...]:
-    """Return the steps that compute these nodes in this order, with everything freed as early as can be.
+    """Return the steps that compute these nodes in this order, with everything freed as early as possible.
 
-    No other frees give the same computations a smaller peak, so planners need to say only what to compute.
+    No other frees give the same computations a smaller peak, so planners need only say what to compute.
     """
     free_after: list[list[int]] = [[] for _ in computes]
     alive = {i for i, node in enumerate(graph.nodes) if node.output}
@@ -144,14 +143,14 @@ def missing_ancestors(graph: Graph, wanted: Iterable[int], resident: Set[int]) -
 
 
 def in_order(graph: Graph) -> Plan:
-    """Return every node once, as the program runs them: no plan costs less, and this is the peak without
-    DTR."""
+    """Return the plan that runs each node once, as the program does: no plan costs less, and its peak is that
+    without DTR."""
     steps = with_frees(graph, graph.operators)
     return Plan(steps, "none", "optimal", "all plans", float(graph.total_cost))
 
 
 def refuse_the_impossible(graph: Graph, budget_bytes: int) -> None:
-    """Raise Infeasible where one operator with its inputs, or the constants, are too large for the budget."""
+    """Raise Infeasible if the constants, or one operator with its inputs, are too large for the budget."""
     if graph.constant_bytes > budget_bytes:
         raise Infeasible(f"no plan fits into {budget_bytes} bytes: the constants take {graph.constant_bytes}")
     for index in graph.operators:

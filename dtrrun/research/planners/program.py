@@ -1,4 +1,4 @@
-"""A mixed-integer program, put together row by row and solved with HiGHS."""
+"""A mixed-integer program, built row by row and solved with HiGHS."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Terms = Mapping[int, float]
 
 
 TOLERANCE = 1e-6
-"""HiGHS takes rows for satisfied, and numbers for whole, that are off by this."""
+"""HiGHS accepts rows as satisfied, and numbers as whole, if they are off by up to this."""
 
 
 class Solution(NamedTuple):
     values: Any
-    """One a variable (a numpy array), or None when none was found."""
+    """One per variable (a numpy array), or None if no solution was found."""
     bound: float | None
-    """No feasible point has a smaller objective; None when nothing was proved."""
+    """No feasible point has a smaller objective; None if nothing was proved."""
     optimal: bool
     infeasible: bool
     """It was proved that there is no feasible point."""
 
 
 class Program:
-    """Minimize c·x over rows low ≤ a·x ≤ high, with x between its bounds. A class: it is built up."""
+    """Minimize c·x over rows low ≤ a·x ≤ high, with x between its bounds. A class: built in steps."""
 
     def __init__(self) -> None:
         self.costs: list[float] = []
@@ -54,14 +54,14 @@ class Program:
         self._row_high.append(high)
 
     def at_least(self, larger: Terms, smaller: Terms) -> None:
-        """Σ larger ≥ Σ smaller."""
+        """Add the row Σ larger ≥ Σ smaller."""
         terms = dict(larger)
         for column, value in smaller.items():
             terms[column] = terms.get(column, 0.0) - value
         self.row(terms, low=0.0)
 
     def solve(self, time_limit: float, *, relaxed: bool = False, gap: float = 0.0) -> Solution:
-        """Return the optimum, or what is known after `time_limit` seconds. `relaxed`: without whole numbers.
+        """Return the optimum, or what is known after `time_limit` seconds. `relaxed`: of the LP relaxation.
 
         gap: the relative distance between bound and solution at which a solution counts as optimal.
         """

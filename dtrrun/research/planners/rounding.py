@@ -18,8 +18,8 @@ THRESHOLDS = (0.5, 0.3, 0.1, 0.7, 0.9, 0.02)
 def rounded(graph: Graph, stages: Stages, values: Any, budget_bytes: int) -> Plan | None:
     """Return the cheapest plan that fits of those made from S in two ways; None if none fits.
 
-    Two-phase rounding (Jain et al. 2020): S is rounded at several thresholds, and R is the least that this S
-    allows. And running the program inside the budget, evicting what S holds least of.
+    One is two-phase rounding (Jain et al. 2020): S is rounded at several thresholds, and R is the least that
+    this S allows. The other runs the program within the budget, evicting what S holds least of.
     """
     best: tuple[int, Plan] | None = None
     for sequence in _sequences(graph, stages, values, budget_bytes):

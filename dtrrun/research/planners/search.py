@@ -1,6 +1,6 @@
-"""Plans for graphs of any size, by search: run inside the budget with foresight, then fill what is free.
+"""Plans for graphs of any size, by search: run within the budget with foresight, then fill the room left.
 
-An upper bound on the optimum where a program for Checkmate's plans would be too large.
+This gives an upper bound on the optimum where a program for Checkmate's plans would be too large.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ RULES: tuple[Rule, ...] = (
 
 
 def search(graph: Graph, budget_bytes: int, time_limit: float | None = None, seed: int = 0) -> Plan:
-    """Return the cheapest plan found, in the program's order: feasible, no more is known.
+    """Return the cheapest plan found, in the program's order; claimed optimal only if the plain run fits.
 
-    Runs the program inside the budget, evicting the least of cost^a / (bytes^b · time until next use^c), for
+    Runs the program within the budget, evicting the least cost^a / (bytes^b · time until next use^c), for
     several a, b and c, the cost with or without that of the node's evicted ancestors. With a time limit in
-    seconds it goes on with weights for single nodes, changed at random and kept while they do no harm, and
-    stops when the time is over and there is a plan; without, the same graph has always the same plan. What
-    each run leaves free is filled (`fill`). Raises Infeasible where nothing fits, which proves nothing.
+    seconds, it then changes weights of single nodes at random, keeps changes that do no harm, and stops when
+    time is up and there is a plan; without one, the same graph always gives the same plan. The room that each
+    run leaves is filled (`fill`). Raises Infeasible if nothing fits, which proves nothing.
     """
     began = time.monotonic()
 
@@ -95,7 +95,7 @@ def _attempt(
 
 
 def _next_uses(graph: Graph) -> list[list[int]]:
-    """For each node the runs that read it."""
+    """Return, for each node, the runs that read it."""
     stage = {index: t for t, made in enumerate(graph.runs) for index in made}
     return [[stage[user] for user in users] for users in graph.users]
 

@@ -1,4 +1,4 @@
-"""Running a graph from a set of checkpoints: what both of Chen's planners share."""
+"""Runs a graph from a set of checkpoints, as both of Chen's planners do."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .plan import missing_ancestors
 
 
 def cuts(graph: Graph) -> list[int]:
-    """Nodes of the forward pass that all later forward nodes depend on its past through alone.
+    """Return the forward nodes after which no forward node reads anything computed before them.
 
-    These are the articulation points that Jain et al. let the planners for chains choose among on
-    networks with skip connections.
+    These are the articulation points among which, in Jain et al., planners for chains choose on networks
+    with skip connections.
     """
     turn = graph.turn
     found: list[int] = []
@@ -31,11 +31,11 @@ def cuts(graph: Graph) -> list[int]:
 
 
 def checkpointed(graph: Graph, checkpoints: Sequence[int]) -> list[int]:
-    """Return what is computed, in order, if the forward pass keeps only `checkpoints`.
+    """Return the nodes computed, in order, if the forward pass keeps only `checkpoints`.
 
     The backward pass recomputes a segment, the nodes between two checkpoints, when it first needs one of its
     values, and holds what it will need of that segment (Chen et al. 2016). Values of other segments that were
-    recomputed on the way, over a skip connection, are dropped again.
+    recomputed on the way, due to a skip connection, are dropped again.
     """
     turn, nodes = graph.turn, graph.nodes
     ends = sorted(checkpoints)

@@ -3,12 +3,12 @@
 Jain, Jain, Nrusimha, Gholami, Abbeel, Keutzer, Stoica, Gonzalez: Checkmate (2020). Stage t begins with what
 S_t holds, recomputes what R_t says, in the program's order and each node at most once, and ends with the
 first computation of operator t ("frontier-advancing"); one more stage recomputes outputs. What is resident
-while k is computed in stage t is not described by their variables FREE, which count hazards, but by
+while k is computed in stage t is described not by their variables FREE, which count hazards, but by
 
     P_{t,i} at k  ≥ R_{t,j} for each user j of i from k to t,  and  ≥ S_{t+1,i}
 
-which is whole where R and S are, and makes a tighter relaxation: i is needed when k runs if somebody reads
-it later in the stage, or the next stage begins with it.
+which is whole where R and S are, and makes a tighter relaxation: i is needed when k runs if it is read later
+in the stage, or the next stage begins with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stages:
     hold: list[list[int]]
     """[t][i]: the variable S_{t,i}; the last row is what the program ends with."""
     total: float
-    """Costs are in shares of this."""
+    """Costs are expressed as fractions of this."""
 
 
 def formulate(graph: Graph, budget_bytes: int) -> Stages:
@@ -70,7 +70,7 @@ def formulate(graph: Graph, budget_bytes: int) -> Stages:
                 program.at_least({r[t][first]: 1}, {r[t][k]: 1})
             if k < known[t] and k not in partners:
                 program.row({r[t][k]: 1, s[t][k]: 1}, high=1.0)
-        # U_{t,k}: what is resident while k is computed, k included, each by its difference to the last
+        # U_{t,k}: what is resident while k is computed, k included, each as a difference from the last one
         before = -1
         for k in range(known[t + 1]):
             now = program.variable(0.0, 0.0, max(0.0, room))
@@ -97,7 +97,7 @@ def formulate(graph: Graph, budget_bytes: int) -> Stages:
 
 
 def _presence(program: Program, users: list[int], r: list[int], held: int) -> list[tuple[int, int]]:
-    """(last k, variable) pairs: the variable says whether the node is there from the pair before up to k."""
+    """Return pairs (k, variable): whether the node is resident after the previous pair's k, up to this k."""
     found = [(len(r), held)]
     for user in reversed([user for user in users if user < len(r)]):
         variable = program.variable()
@@ -120,7 +120,7 @@ def _add(terms: dict[int, float], column: int, value: float) -> None:
 
 
 def computes(graph: Graph, stages: Stages, values: Any) -> list[int]:
-    """Return what a whole solution computes, in order."""
+    """Return what an integer solution computes, in order."""
     operators = graph.operators
     return [
         operators[i] for row in stages.recompute for i, variable in enumerate(row) if values[variable] > 0.5

@@ -1,4 +1,4 @@
-"""Griewank, Walther: Algorithm 799, revolve (2000): the binomial schedule, Treeverse in Griewank (1992)."""
+"""Griewank, Walther: Algorithm 799, revolve (2000): the binomial schedule, in Griewank (1992) Treeverse."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .plan import Infeasible, Plan, run, with_frees
 
 @cache
 def advances(steps: int, slots: int) -> int:
-    """t(l, c): the least number of forward steps to reverse l steps with c slots, one of them the start's.
+    """Return t(l, c), the least number of forward steps to reverse l steps with c slots, one for the start.
 
-    A step that runs together with its reversal is not counted. It is r·l - β(c + 1, r - 1), where
+    A step that runs together with its reversal is not counted. t(l, c) is r·l - β(c + 1, r - 1), where
     β(c, r) = binomial(c + r, c) and r is the least with l ≤ β(c, r). Raises ValueError for more than one
     step without a slot.
     """
@@ -39,8 +39,9 @@ def split(steps: int, slots: int) -> int:
 def treeverse(graph: Graph, budget_bytes: int) -> Plan:
     """Return the binomial schedule with the number of slots that gives the cheapest plan that fits.
 
-    It takes all blocks for equal, as its authors do, so on other chains it is only a plan; `chain_dp` does
-    not. Raises Infeasible when it fits with no number of slots, NotApplicable without a backward pass.
+    It assumes that all blocks are equal, as its authors do, so on other chains it need not be the best;
+    `chain_dp` does not assume that. Raises Infeasible if it fits with no number of slots, NotApplicable
+    without a backward pass.
     """
     chain = blocks(graph)
     best: tuple[int, Plan] | None = None

@@ -1,6 +1,6 @@
-"""Theorem 2: for any deterministic heuristic there is a network on which it is Ω(N/B) times the optimum.
+"""Theorem 2: for any deterministic heuristic there is a network on which it costs Ω(N/B) times the optimum.
 
-The network is not known in advance: each next node depends on what the heuristic has evicted (App. B).
+The network is not known in advance: each new node depends on what the heuristic has evicted (App. B).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Adversary(Generic[H]):
     order: list[int]
     """The path of each node, in the order in which they were revealed."""
     missed: int
-    """Nodes revealed when no path was entirely evicted. 0 if the engine keeps its budget."""
+    """Nodes revealed when no path was entirely evicted. 0 if the engine keeps to its budget."""
 
 
 def adversary(engine: Engine[H], nodes: int, budget: int) -> Adversary[H]:
     """Reveal a network of `nodes` nodes, t_0 included, to an engine with a budget of `budget` tensors.
 
-    t_0 first, then its B children, then always the next node at the end of a path that has no resident
-    tensor: with t_0 and B paths in a memory of B there always is one. Among several it takes the shortest, so
-    that the result is a cost of any engine, not one engine's bad luck. Nothing is released. Raises ValueError
-    for a budget below 3 (t_0, a tensor and its input), or too few nodes.
+    First t_0, then its B children, then each time the next node of a path that has no resident tensor: with
+    t_0 and B paths in a memory of B tensors, there always is one. Among several it extends the shortest, so
+    that the cost holds for any engine, and is not one engine's bad luck. Nothing is released. Raises
+    ValueError for a budget below 3 (t_0, a tensor and its input), or too few nodes.
     """
     if budget < 3:
         raise ValueError("a path needs a budget of at least 3 tensors: t_0, a tensor and its input")
@@ -58,8 +58,8 @@ def adversary(engine: Engine[H], nodes: int, budget: int) -> Adversary[H]:
 def least_cost(budget: int, nodes: int) -> int:
     """Return the least cost of any engine on `nodes` nodes revealed to it, t_0 free: Σ_j L_j (L_j + 1) / 2.
 
-    It is least with paths of equal length: about N² / (2 B) (App. B). The child at the head of a path costs 1
-    when it is revealed, and the i-th node of a path i.
+    The sum is least with paths of equal length: about N² / (2 B) (App. B). When revealed, the child at the
+    head of a path costs 1, and the i-th node of a path costs i.
     """
     length, longer = divmod(nodes - 1, budget)
     of_length = length * (length + 1) // 2
@@ -69,7 +69,7 @@ def least_cost(budget: int, nodes: int) -> int:
 def revealed(network: Adversary[H]) -> Graph:
     """Return the network as a graph, nodes in the order in which they were revealed; t_0 is its constant.
 
-    No node is an output: each ran, and Theorem 2 requires no more.
+    No node is an output: Theorem 2 requires only that each has run.
     """
     nodes = [Node(0, 1, constant=True, name="t0")]
     ends = [0] * len(network.paths)
@@ -82,7 +82,7 @@ def revealed(network: Adversary[H]) -> Graph:
 def static_plan(network: Adversary[H]) -> Plan:
     """Return the optimum for the revealed network: path by path, each node once, in 3 units of memory.
 
-    It may reorder the network, which no dynamic policy can; no plan costs less than each node once.
+    It may reorder the network, which no dynamic policy can. No plan costs less than running each node once.
     """
     graph = revealed(network)
     position: list[list[int]] = [[] for _ in network.paths]

@@ -15,10 +15,10 @@ class Engine(Protocol[H]):
         """Run a new operator on these tensors, rematerializing those that are evicted."""
 
     def resident(self, handle: H) -> bool:
-        """Return whether the tensor is in memory. Not an access."""
+        """Return whether the tensor is in memory. This does not count as an access."""
 
     def release(self, handle: H) -> None:
-        """The program releases the tensor: no later operator uses it. It may be banished."""
+        """Release the tensor: no later operator of the program uses it. It may be banished."""
 
     def constant(self) -> H:
         """Return a tensor that is always in memory and, like inputs, counts as one unit of the budget."""

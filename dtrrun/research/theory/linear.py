@@ -1,4 +1,4 @@
-"""The linear feedforward network of App. A, as the stream of operations of a program."""
+"""The linear feedforward network of App. A, as a program's stream of operations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def linear(
 ) -> H:
     """Run t_1 … t_N, then t̂_N … t̂_1, releasing each tensor after its last use. Returns t̂_1.
 
-    Liveness is that of App. A: t_N is released when it was computed, t_{N-1} after t̂_N, then t_{i-1} and
+    Liveness is that of App. A: t_N is released once it is computed, t_{N-1} after t̂_N, then t_{i-1} and
     t̂_{i+1} after t̂_i. There is no input t_0, so neither f_1 nor f̂_1 takes it. `watch` is called after each
-    operation with the tensors t_1 … t_N and t̂_1 … t̂_N, None for those not yet computed or released, to draw
-    the paper's picture of the trace. Raises ValueError without a layer.
+    operation with the tensors t_1 … t_N and t̂_1 … t̂_N, None for those already released or not yet computed,
+    to draw the paper's picture of the trace. Raises ValueError if there is no layer.
     """
     if layers < 1:
         raise ValueError("a network has at least one layer")

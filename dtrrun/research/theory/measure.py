@@ -29,10 +29,10 @@ HEURISTICS: dict[str, Sequence[str]] = {
 BUDGETS: dict[str, Sequence[int]] = {"linear": (), "adversary": (8, 32)}
 """In tensors. If empty: 2 ⌈√N⌉, as in App. A's figure."""
 LEAST_BUDGET = 3
-"""An operator's two inputs and its output; t_0, a tensor and its input."""
+"""For linear, an operator's two inputs and its output; for adversary, t_0, a tensor and its input."""
 
 LIMIT = {"linear": 5.0, "adversary": inf}
-"""Multiple of the operations without a budget; above it, it is thrashing."""
+"""Multiple of the operations without a budget, above which a run is thrashing."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TheoryCell:
     """One of THEORIES."""
     heuristic: str
     nodes: int
-    """N: the layers of App. A, or t_0 and all that the adversary reveals."""
+    """N: the number of App. A's layers, or of the nodes that the adversary reveals, t_0 included."""
     budget: int
     """B, in tensors."""
     limit: float = inf
@@ -57,7 +57,7 @@ class TheoryRow:
     nodes: int
     budget: int
     status: str
-    """ok; or thrash or oom if it did not finish."""
+    """ok, or thrash or oom if the run did not finish."""
     operations: int | None
     """Including rematerializations; None unless the status is ok."""
     per_node: float | None
@@ -73,7 +73,7 @@ class TheoryRow:
 
 
 def root_budget(nodes: int) -> int:
-    """B = 2 ⌈√N⌉."""
+    """Return B = 2 ⌈√N⌉."""
     return 2 * ceil(sqrt(nodes))
 
 
@@ -85,7 +85,7 @@ def theory_cells(
     limit: float | None = None,
     seed: int = 0,
 ) -> list[TheoryCell]:
-    """Return every possible combination, size by size. Without budgets, each size in 2 ⌈√N⌉.
+    """Return every possible combination, size by size. Without budgets, each size gets 2 ⌈√N⌉.
 
     limit: multiple of the operations without a budget; None: that of LIMIT. Raises ValueError if no
     combination is possible: the adversary needs more nodes than B.
@@ -142,7 +142,7 @@ def run_theory(cell: TheoryCell) -> TheoryRow:
 
 
 def _adversary(engine: Replayed, cell: TheoryCell) -> None:
-    """The optimum is each node once (`static_plan`), with t_0 free."""
+    """Run the adversary. The optimum is to run each node once (`static_plan`), with t_0 free."""
     network = adversary(engine, cell.nodes, cell.budget)
     if network.missed:
         raise RuntimeError(f"{network.missed} nodes without an evicted path: the budget was not kept")
@@ -152,8 +152,8 @@ def binomial_optimum(layers: int, budget: int) -> int:
     """Return the least operations of any plan for App. A's network in `budget` tensors (Griewank and Walther
     2000).
 
-    These are t_1, t_N and N gradients, and the forward steps that reverse the N - 1 layers between with B - 2
-    checkpoints; a gradient and a value take the other two. Raises ValueError for a budget below 3.
+    These are t_1, t_N, N gradients, and the forward steps that reverse the N - 1 layers in between with B - 2
+    checkpoints; a gradient and a value take the other two tensors. Raises ValueError for a budget below 3.
     """
     if budget < LEAST_BUDGET:
         raise ValueError(

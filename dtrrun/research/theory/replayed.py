@@ -16,7 +16,7 @@ OPERATOR = "f"
 class Replayed:
     """An `Engine` with the replay's own search and bookkeeping (App. C), and App. A's banishing.
 
-    Tensors are of one byte and operators of one unit of time, so the clock counts operations.
+    Tensors have one byte and operators take one unit of time, so the clock counts operations.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class Replayed:
     ) -> None:
         """budget: in tensors. most: operations; a program that needs more ends as `thrash`.
 
-        previous: the previous step, known to a heuristic with foresight; None: it knows nothing. options: as
-        for `prepare`. `compute` raises Stopped if nothing is left to evict, or `most` is exceeded.
+        previous: the previous step, known to a heuristic with foresight; if None, it knows nothing. options:
+        as for `prepare`. `compute` raises Stopped if nothing is left to evict, or `most` is exceeded.
         """
         self.replay = prepare(
             Schedule("theory"),
@@ -68,7 +68,7 @@ class Replayed:
         return self._call(CONSTANT, 0, ())
 
     def _call(self, name: str, cost: int, inputs: Sequence[int]) -> int:
-        """Run an operator that makes one tensor, which has the number of its storage."""
+        """Run an operator that makes one tensor, and return its number, which is also its storage's."""
         made: int = self.core.add_storage(1)
         self.core.add_tensor(made, 1)
         operator = self.core.add_operator(name, cost, inputs, (made,), name == CONSTANT)

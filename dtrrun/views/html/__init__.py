@@ -26,7 +26,7 @@ def page(report: Mapping[str, Any], profile: Mapping[str, Any] | None = None) ->
     """Return the page of a report (see `build_report`), with the curve of `profile` (`dtrrun profile
     --json`).
 
-    Text from the script is escaped. A report read from a file may have wrong values, which raise KeyError,
+    Text from the script is escaped. A report read from a file may have invalid values, which raise KeyError,
     TypeError, ValueError or AttributeError.
     """
     style = Markup("\n".join(map(_asset, STYLES)))
@@ -60,7 +60,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, scripts: list[Markup]) -> str:
-    """Return a policy that allows only our own styles and scripts, by their digests, and no other sources."""
+    """Return a content security policy that allows only our own styles and scripts, by digest."""
     ours = " ".join(_digest(script) for script in scripts)
     sources = f"default-src 'none'; style-src {_digest(style)}; script-src {ours}"
     return f"{sources}; base-uri 'none'; form-action 'none'"

@@ -9,7 +9,7 @@ from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.text import plain
 
 MOST_VALUES = 60_000
-"""Maximum for all charts together: about half a megabyte."""
+"""Maximum number of values in all charts together: about half a megabyte."""
 SAMPLES = (
     "seconds",
     "resident_least_bytes",
@@ -37,7 +37,7 @@ def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json
 
 
 def curve(profile: Mapping[str, Any] | None) -> list[Json]:
-    """Return the points of a profile, the smallest budget first, with None for missing slowdowns."""
+    """Return the points of a profile, smallest budget first, with None for missing slowdowns."""
     points = [
         {
             "budget_bytes": _number(point["budget_bytes"]),
@@ -69,7 +69,7 @@ def _process(process: Mapping[str, Any], budget: Any) -> Json:
 
 
 def _halved(process: Json) -> Json:
-    """Merge neighbours in pairs."""
+    """Merge adjacent values in pairs."""
     samples, steps = process["samples"], process["steps"]
     how = {"seconds": _first, "resident_least_bytes": min, "resident_most_bytes": max}
     how |= {"evictions": sum, "rematerializations": sum}

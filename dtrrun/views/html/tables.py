@@ -1,4 +1,4 @@
-"""The words and tables of the page, each value as text: its template only places them."""
+"""The text and tables of the page, with each value as text; the template only places them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tables(report: Row) -> Json:
         "settings": [
             (plain(name, 40), "–" if value is None else plain(value, 80))
             for name, value in report["settings"].items()
-            # Of interest to programs that compile, and on the page of no other.
+            # Only of interest if the program compiles, so omitted otherwise.
             if name != "compile" or (report.get("compiled") or {}).get("graphs")
         ],
         "several": len(report["processes"]) > 1,
@@ -64,7 +64,7 @@ def tables(report: Row) -> Json:
 
 
 def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
-    """Yield the row at the top: label, value, and remark."""
+    """Yield the figures at the top of the page: label, value, remark."""
     budget, peak = report["budget_bytes"], report["peak_bytes"]
     remark = f"{100 * peak / budget:.1f} % of the budget" if budget else "no budget"
     yield "peak", format_size(peak), remark
@@ -108,7 +108,7 @@ def _problems(report: Row) -> Iterable[str]:
 
 
 def _part(name: str, seconds: Row) -> Json:
-    """Return a part of the time; `percent` is for the bar."""
+    """Return one part of the time; `percent` is for the bar."""
     wall = seconds["wall"]
     percent = 100 * seconds[name] / wall if wall > 0 else 0.0
     return {
@@ -120,7 +120,7 @@ def _part(name: str, seconds: Row) -> Json:
 
 
 def _operators(rows: Iterable[Row]) -> list[Json]:
-    """Return the operators that were run again or evicted. `percent`: of the costliest's time."""
+    """Return the operators that were run again or evicted. `percent`: of the costliest one's time."""
     found = [row for row in rows if row.get("rematerializations") or row.get("evictions")][:MOST_ROWS]
     most = max((row.get("seconds") or 0.0 for row in found), default=0.0)
     return [

@@ -9,6 +9,6 @@ except ModuleNotFoundError as error:
     sys.exit(f"bench-gpu: {error}; `pip install -e .` in this Python's environment brings what dtrrun needs")
 
 if __name__ == "__main__":
-    # As Ctrl-C: the child is ended, and what was measured is kept.
+    # Like Ctrl-C: the child is ended, and results so far are kept.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

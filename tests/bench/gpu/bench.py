@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.parts == ["list"]:
         print("\n".join(names()))
         return 0
-    # NVML counts devices in this order, so that its first is CUDA's first.
+    # NVML numbers devices in this order, so its first is then CUDA's first.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     parts = args.parts or names()
     if unknown := [part for part in parts if part not in names()]:
@@ -85,7 +85,7 @@ def _measure(part: str, setting: Setting, machine: str, args: argparse.Namespace
 
 
 def _write(args: argparse.Namespace) -> int:
-    """Tables of all results that there are; 1 if they miss something."""
+    """Write tables of all existing results; return 1 if they miss something."""
     results = load(args.results)
     found = sections(results)
     if not found:
@@ -112,8 +112,8 @@ def _write(args: argparse.Namespace) -> int:
 
 
 def _machine(device: str) -> str | None:
-    """The machine in one line; None if it has no GPU for PyTorch, and is to have one."""
-    # By a child: what asks for CUDA devices may keep a context, whose memory would count.
+    """Return the machine in one line; None if PyTorch lacks a GPU that it should have."""
+    # In a child: a process that queries CUDA devices may keep a context, whose memory would count.
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
     if probe.returncode:
         _say(f"torch: {(probe.stderr.strip().splitlines() or ['cannot be imported'])[-1]}")

@@ -1,8 +1,8 @@
-"""The models, their sizes, and what the paper's prototype measured with them: data alone, without torch.
+"""The models, their sizes, and the paper's prototype's measurements of them: only data, without torch.
 
 The prototype's figures are from the data that the authors published with it (the paper's Fig. 4 and Table 1:
-NVIDIA Titan V, CUDA 10.1; medians). Ratios are against unmodified PyTorch; a share is the peak that was
-allocated, which the prototype let exceed its budget, over that of unmodified PyTorch.
+NVIDIA Titan V, CUDA 10.1; medians). Ratios are to unmodified PyTorch; a share is the peak allocation, which
+in the prototype could exceed its budget, over that of unmodified PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Prototype:
-    """`budgets` and `plain_peak` in GB; `shares` and `ratios` go with `budgets`."""
+    """`budgets` and `plain_peak` in GB; `shares` and `ratios` correspond to `budgets`."""
 
     plain_ms: int
     plain_peak: float
@@ -24,10 +24,10 @@ class Prototype:
 
 @dataclass(frozen=True)
 class Largest:
-    """Search for the largest `parameter`, in steps of `unit`, inside 12 GB (Table 1).
+    """A search for the largest `parameter`, in steps of `unit`, inside 12 GB (Table 1).
 
-    `size` is what else differs from the case's own size. The paper's: unmodified PyTorch's largest, DTR's,
-    and DTR's time there in ms.
+    `size` is what else differs from the case's size. From the paper: unmodified PyTorch's largest, DTR's, and
+    DTR's time there in ms.
     """
 
     parameter: str
@@ -40,7 +40,7 @@ class Largest:
 
 @dataclass(frozen=True)
 class Case:
-    """`size` are the arguments of `models/MODULE.task`; `tiny`, those for a test on a CPU."""
+    """`size`: the arguments of `models/MODULE.task`; `tiny`: those for a test on a CPU."""
 
     name: str
     title: str
@@ -48,14 +48,14 @@ class Case:
     size: dict[str, Any]
     tiny: dict[str, Any]
     blocks: str = ""
-    """What per-block checkpointing takes as a block; empty: the model has none."""
+    """The block of per-block checkpointing; empty: the model has none."""
     prototype: Prototype | None = None
     own_shares: tuple[float, ...] = ()
     largest: Largest | None = None
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Shares of the plain peak to run at, from the largest: the prototype's, where it ran the model."""
+        """Return the shares of the plain peak to run at, largest first; the prototype's if it ran it."""
         return tuple(sorted(self.prototype.shares if self.prototype else self.own_shares, reverse=True))
 
     def prototype_ratio(self, share: float) -> float | None:

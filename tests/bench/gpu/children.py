@@ -1,4 +1,4 @@
-"""Starts the training step as a child process, plainly or under dtrrun, and takes down how it went."""
+"""Runs the training step in a child process, plainly or under dtrrun, and records how it went."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KEPT = (
     "warnings",
     "verify",
 )
-"""Of dtrrun's report; those that this version of it has."""
+"""Fields to keep of dtrrun's report, if this version has them."""
 
 OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "_STATUS_ALLOC_FAILED")
-"""PyTorch's own error, CUDA's, and those of cuBLAS and cuDNN, which allocate themselves."""
+"""Signs of PyTorch's own error, CUDA's, and those of cuBLAS and cuDNN, which allocate themselves."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Setting:
 class Run:
     """`status`: ok, out of memory, budget (too small), no end (within its time), or failed.
 
-    Bytes are None where they are not known, and on the CPU; `driver_source` is where `driver` comes from:
-    NVML for the `process` or the `device`, or dtrrun's own report. `capped` is the limit that the run had:
-    the budget of dtrrun, else the allocator's. `flushes` is how often the allocator has returned its cache
-    for want of memory, which waits for the GPU. `error` is the end of standard error.
+    Bytes are None where unknown, and on the CPU; `driver_source` is where `driver` comes from: NVML for the
+    `process` or the `device`, or dtrrun's own report. `capped` is the run's limit: dtrrun's budget, else the
+    allocator's cap. `flushes` is how often the allocator ran short and returned its cache, which waits for
+    the GPU. `error` is the end of standard error.
     """
 
     status: str
@@ -80,12 +80,12 @@ class Run:
 
     @property
     def ms(self) -> float:
-        """Median of a step."""
+        """Return the median time of a step."""
         return median(self.steps_ms)
 
     @property
     def said(self) -> str:
-        """The end in words, for a person."""
+        """Return the outcome in words, for a person."""
         least = self.report.get("least_budget_bytes")
         needs = f", needs {format_size(least)}" if least and self.status == "budget" else ""
         why = self.error.rpartition("\n")[2].strip()[:300] if self.status == "failed" else ""
@@ -109,7 +109,7 @@ def run(
     size: dict[str, Any] | None = None,
     steps: int | None = None,
 ) -> Run:
-    """One child. With `budget` (bytes) or `counted` (no budget) under dtrrun; `patience` in seconds."""
+    """Run one child. With `budget` (bytes) or `counted` (no budget) under dtrrun; `patience` in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         result, report = Path(folder, "result.json"), Path(folder, "report.json")
         command = [sys.executable, "-m", "tests.bench.gpu.step", model, "--json", str(result)]
@@ -157,8 +157,8 @@ def _read_result(found: Run, result: dict[str, Any]) -> None:
     ):
         setattr(found, name, result.get(name))
     if found.reserved is not None and found.reserved:
-        # At the end, what the driver shows beyond the allocator's: context, libraries, kernels.
-        if found.driver is None:  # without NVML, what CUDA says of the whole device
+        # The driver's figure beyond the allocator's, at the end: context, libraries, kernels.
+        if found.driver is None:  # without NVML, CUDA's figure for the whole device
             found.driver, found.driver_source = result["in_use"], "device"
         found.overhead = max(found.driver - found.reserved, 0)
 
@@ -168,14 +168,14 @@ def _read_report(found: Run, report: dict[str, Any]) -> None:
     shown = [process.get("driver_peak_bytes") or 0 for process in report.get("processes", ())]
     if shown and max(shown) > (found.driver or 0):
         found.driver, found.driver_source = max(shown), "dtrrun"
-    if found.allocated is None and report:  # the CPU: tensor memory, as dtrrun counts it
+    if found.allocated is None and report:  # on the CPU: tensor memory, as dtrrun counts it
         found.allocated = report.get("peak_bytes")
 
 
 def _finished(
     command: list[str], deterministic: bool, patience: float, sampler: Sampler
 ) -> tuple[int | None, str]:
-    """Exit status and standard error; the status is None if the child had to be ended."""
+    """Return exit status and standard error; the status is None if the child had to be ended."""
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -190,7 +190,7 @@ def _finished(
             _, stderr = child.communicate(timeout=patience)
             return child.returncode, stderr
         except BaseException as error:
-            # dtrrun passes it on. Of Ctrl-C, the terminal has told the child already.
+            # dtrrun passes the signal on. On Ctrl-C, the terminal has already signaled the child.
             child.terminate()
             try:
                 _, stderr = child.communicate(timeout=20)
@@ -203,7 +203,7 @@ def _finished(
 
 
 def _environment(deterministic: bool) -> dict[str, str]:
-    """Ours without options of dtrrun, and with the project's folder first on Python's path."""
+    """Return our environment without dtrrun's options, with the project's folder first on Python's path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DTRRUN_")}
     kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
     if deterministic:

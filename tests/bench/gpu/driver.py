@@ -1,4 +1,4 @@
-"""What the driver shows for a process while it runs, by NVML: a thread that looks every 50 ms."""
+"""The driver's figures for a running process, by NVML: a thread that samples every 50 ms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtrrun.monitor.devices import all_devices, visible
 from dtrrun.monitor.nvml import NvmlUnavailable, processes, start
 
 EVERY = 0.05
-"""Seconds. PyTorch's allocator keeps what it has reserved, so that a peak seldom lasts for less."""
+"""Seconds. PyTorch's allocator keeps what it has reserved, so a peak is rarely shorter."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Device:
 
 
 def first_device(nvml: Any = None) -> Device | None:
-    """The GPU that is `cuda:0` for a child; None where NVML has none to show."""
+    """Return the GPU that is `cuda:0` for a child; None if NVML shows none."""
     try:
         nvml = start(nvml)
     except NvmlUnavailable:
@@ -37,7 +37,7 @@ def first_device(nvml: Any = None) -> Device | None:
 
 
 def of_processes(device: Device, pids: set[int]) -> int | None:
-    """Bytes that the driver shows for `pids` together; None where it does not know these, or no figure."""
+    """Return the driver's bytes for `pids` together; None if it does not list them or has no figure."""
     try:
         shown = processes(device.nvml, device.handle)
     except device.nvml.NVMLError:
@@ -47,7 +47,7 @@ def of_processes(device: Device, pids: set[int]) -> int | None:
 
 
 def in_use(device: Device) -> int:
-    """Bytes in use on the device as a whole; 0 where NVML fails."""
+    """Return the bytes in use on the whole device; 0 if NVML fails."""
     try:
         return int(device.nvml.nvmlDeviceGetMemoryInfo(device.handle).used)
     except device.nvml.NVMLError:
@@ -57,9 +57,8 @@ def in_use(device: Device) -> int:
 class Sampler:
     """`with Sampler(device) as sampler: sampler.pid = …`; afterwards `peak` bytes, and their `source`.
 
-    `"process"`: what is shown for the process and its descendants. `"device"`: where these are not in NVML's
-    list (a container, MIG), by how much more of the device was in use than before; that is theirs if nobody
-    else uses it.
+    `"process"`: the figure for the process and its descendants. `"device"`: if NVML does not list these (a
+    container, MIG), the growth of the device's used memory, which is theirs if nothing else uses the device.
     """
 
     def __init__(self, device: Device | None) -> None:
@@ -101,7 +100,7 @@ class Sampler:
 
 
 def family(pid: int) -> set[int]:
-    """The process and all that descend from it: under dtrrun it is a child that trains."""
+    """Return the process and all its descendants: under dtrrun, a child trains."""
     with suppress(psutil.Error):
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     return {pid}

@@ -11,7 +11,7 @@ from tests.bench.gpu.children import Run
 from tests.bench.section import Section
 
 AS_CHECKPOINTING = 1.05
-"""Time inside the peak of per-block checkpointing, at most, as a ratio to that."""
+"""Greatest time inside the peak of per-block checkpointing, as a ratio to the latter's time."""
 
 COMMAND = "make bench-gpu"
 TIME, BITS, BATCH = (
@@ -62,7 +62,7 @@ means that there was no time to finish the search. The paper's figures are from 
 
 
 def sections(results: dict[str, dict[str, Any]]) -> list[Section]:
-    """Those for which there are results."""
+    """Return the sections for which there are results."""
     makers = {"time": times, "bits": bits, "batch": batches}
     found = []
     for kind, make in makers.items():
@@ -80,7 +80,7 @@ def markdown(section: Section, results: dict[str, dict[str, Any]], picture: bool
 
 
 def machines(results: Iterable[dict[str, Any]]) -> str:
-    """The machines in one line, each with its parts if there are several."""
+    """Return the machines in one line, each with its parts if there are several."""
     found: dict[str, list[str]] = {}
     for result in results:
         found.setdefault(result.get("machine", "an unknown machine"), []).append(result["case"])

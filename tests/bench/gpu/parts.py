@@ -1,6 +1,6 @@
-"""The parts of the bench, each of them some runs of one model, and each to be measured in one go.
+"""The parts of the bench, each a set of runs of one model, to be measured in one go.
 
-A part is a function of a case, a setting, the time it has and what to do with a result so far; a result is a
+A part is a function of a case, a setting, its time limit and a callback for partial results; a result is a
 dictionary for JSON. `NAME` has times, `NAME-bits` the equality of bits, `NAME-batch` the largest batch.
 """
 
@@ -15,9 +15,9 @@ from tests.bench.gpu.cases import CASES, Case
 from tests.bench.gpu.children import Run, Setting, run
 
 PATIENCE = 240.0
-"""Seconds that one run may take, if its part has as much left."""
+"""Seconds that one run may take, if its part has that much left."""
 LEAST = 15.0
-"""Seconds: with less left, a run is not begun."""
+"""Seconds; with less left, no run is started."""
 
 BUDGET = 12_000_000_000
 """Bytes, for the largest batch: the paper's card had 12 GB."""
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 class Clock:
-    """The time that a part has, in seconds."""
+    """A part's time limit, in seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.ends = time.monotonic() + seconds
@@ -42,13 +42,13 @@ class Clock:
 
 
 def names() -> list[str]:
-    """Of all parts, in the order in which they run."""
+    """Return the names of all parts, in the order in which they run."""
     batch = [f"{case.name}-batch" for case in CASES if case.largest]
     return [case.name for case in CASES] + [f"{case.name}-bits" for case in CASES] + batch
 
 
 def measure_time(case: Case, setting: Setting, clock: Clock, keep: Keep, say: Say) -> Result:
-    """Plain, at each share of its peak, checkpointed by block, dtrrun at the peak of that, plain again."""
+    """Plain, dtrrun at each share of its peak, checkpointed by block, dtrrun at that peak, plain again."""
     result: Result = {"case": case.name, "kind": "time", "shares": [], "plain": [], "left_out": []}
 
     def child(what: str, **options: Any) -> Run | None:
@@ -95,7 +95,7 @@ def measure_time(case: Case, setting: Setting, clock: Clock, keep: Keep, say: Sa
 
 
 def measure_bits(case: Case, setting: Setting, clock: Clock, keep: Keep, say: Say) -> Result:
-    """With deterministic algorithms: plain twice, dtrrun at the least share that does, and `--verify`."""
+    """With deterministic algorithms: plain twice, dtrrun at the least share that works, and `--verify`."""
     result: Result = {"case": case.name, "kind": "bits", "plain": [], "tried": []}
     steps = {"deterministic": True, "steps": 2}
     short = Setting(setting.on, setting.tiny, 2, 2, setting.device)
@@ -132,7 +132,7 @@ def measure_bits(case: Case, setting: Setting, clock: Clock, keep: Keep, say: Sa
 def measure_batch(
     case: Case, setting: Setting, clock: Clock, keep: Keep, say: Say, budget: int = BUDGET
 ) -> Result:
-    """The largest size inside `budget`, which the driver shows: plainly, and under dtrrun."""
+    """Find the largest size inside `budget` by the driver's figure: plainly, and under dtrrun."""
     search = case.largest
     assert search is not None
     result: Result = {"case": case.name, "kind": "batch", "budget": budget, "plain": [], "dtrrun": []}
@@ -156,7 +156,7 @@ def measure_batch(
                 options["budget"] = budget
             elif setting.on == "cuda":
                 options["cap"] = budget - result["overhead"]
-            else:  # nothing holds a plain run on the CPU to a limit: its peak is counted
+            else:  # nothing limits a plain run on the CPU: its peak is counted
                 options["counted"] = True
             found = run(short, case.name, min(90.0, clock.patience()), **options)
             say(f"{kind}, {search.parameter} {size}: {_figures(found)}")
@@ -170,10 +170,10 @@ def measure_batch(
 
 
 def largest(sizes: Sequence[int], first: int, fits: Callable[[int], bool | None]) -> int | None:
-    """The largest of `sizes`, in order, that fits, if all below one that fits do; None: not even the least.
+    """Return the largest of the ordered `sizes` that fits, if fitting is monotonic; None: not even the least.
 
-    From `first`, in strides that double, until one fits and one does not, and then by halves. Where `fits`
-    has no answer any more (None), the largest that is known to.
+    Search from `first` in doubling strides until one fits and one does not, then by bisection. If `fits`
+    stops answering (None), return the largest known to fit.
     """
     low, high = -1, len(sizes)
     place = max((i for i, size in enumerate(sizes) if size <= first), default=0)
@@ -195,7 +195,7 @@ MEASURES = {"time": measure_time, "bits": measure_bits, "batch": measure_batch}
 
 
 def _peak(setting: Setting, case: Case, clock: Clock, found: Run, **options: Any) -> int:
-    """Bytes of tensors at most: what PyTorch's allocator says, and on the CPU what dtrrun counts."""
+    """Return the peak bytes of tensors, by PyTorch's allocator, or on the CPU as dtrrun counts them."""
     if found.allocated is None:
         counted = run(setting, case.name, clock.patience(), counted=True, **options)
         if not counted.ok:
@@ -206,7 +206,7 @@ def _peak(setting: Setting, case: Case, clock: Clock, found: Run, **options: Any
 
 
 def _figures(found: Run) -> str:
-    """A run in a few words, for the progress on the terminal."""
+    """Return a run in a few words, for the progress on the terminal."""
     if not found.ok:
         return f"{found.said} after {found.seconds:.0f} s"
     sizes = {"allocated": found.allocated, "reserved": found.reserved, "driver": found.driver}

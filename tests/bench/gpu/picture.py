@@ -1,4 +1,4 @@
-"""The results as a picture: time over memory, a panel a model, the prototype's figures beside ours."""
+"""The results as a picture: time over memory, one panel per model, the prototype's figures beside ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.bench.gpu.cases import BY_NAME
 
 
 def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
-    """Write the picture, of the parts with times. Raises MissingMatplotlib, OSError."""
+    """Write the picture of the parts with times. Raises MissingMatplotlib, OSError."""
     need_matplotlib()
     shown = [result for result in results if any(run.ok for run in result["plain"])]
     with styled():

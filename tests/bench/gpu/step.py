@@ -33,7 +33,7 @@ def main() -> int:
     lacking: set[str] = set()
     if args.deterministic:
         collect(lacking)
-        # Warned of only: PyTorch still takes the deterministic ways that there are, and we name the rest.
+        # Warn only: PyTorch still uses the deterministic kernels that exist, and the rest is reported.
         torch.use_deterministic_algorithms(True, warn_only=True)
     if args.device == "cuda":
         torch.cuda.init()
@@ -83,7 +83,7 @@ def arguments() -> argparse.Namespace:
 
 
 def warm(times_ms: list[float], most: int) -> bool:
-    """Whether these steps will do; two are the least, since gradients first exist before the second."""
+    """Return whether the warm-up is enough; at least two, since the first step begins without gradients."""
     return len(times_ms) >= most or (len(times_ms) >= 2 and sum(times_ms) >= WARM * 1e3)
 
 
@@ -93,7 +93,7 @@ def synchronize(device: str) -> None:
 
 
 def memory(device: str) -> dict[str, int]:
-    """Peaks of the whole run, in bytes. `in_use` is what the device as a whole shows now, others included."""
+    """Return the run's peaks, in bytes. `in_use` is the whole device's current use, others included."""
     if device != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -116,7 +116,7 @@ def fingerprint(modules: tuple[torch.nn.Module, ...]) -> str:
 
 
 def collect(names: set[str]) -> None:
-    """Keep the operators that have no deterministic kernel; other warnings are shown as ever."""
+    """Collect the operators without a deterministic kernel; other warnings are shown as usual."""
     show = warnings.showwarning
 
     def showwarning(message: Any, *others: Any, **more: Any) -> None:

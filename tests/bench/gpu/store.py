@@ -1,4 +1,4 @@
-"""Results as JSON, one file a part, written after every run: what is interrupted keeps what it has."""
+"""Results as JSON, one file per part, written after every run: an interrupted part keeps its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("time", "bits", "batch")
 
 
 def save(folder: Path, part: str, result: dict[str, Any]) -> None:
-    """`result` may hold runs, as values and in lists. Never leaves half a file."""
+    """Write a result, which may hold runs as values and in lists. Never leaves half a file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{part}.json"
     half = path.with_suffix(".tmp")
@@ -23,12 +23,12 @@ def save(folder: Path, part: str, result: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every part's result that is there, by the part's name."""
+    """Return the existing results by the part's name."""
     return {path.stem: _runs(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))}
 
 
 def _runs(value: Any) -> Any:
-    """The same with runs in place of what they were written as."""
+    """Return the value with runs restored from their JSON form."""
     if isinstance(value, list):
         return [_runs(one) for one in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A small BERT learns masked tokens with Hugging Face's Trainer, perhaps with gradient checkpointing."""
+"""A small BERT learns masked tokens with Hugging Face's Trainer, optionally with gradient checkpointing."""
 
 import sys
 import tempfile

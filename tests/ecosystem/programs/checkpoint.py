@@ -1,4 +1,4 @@
-"""Checkpoints in the middle of training, between forward and backward too; then training goes on from one."""
+"""Checkpoints during training, also between forward and backward; then training resumes from one."""
 
 import hashlib
 import tempfile

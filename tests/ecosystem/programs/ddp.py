@@ -12,7 +12,7 @@ model = DistributedDataParallel(convnet(), gradient_as_bucket_view=True, bucket_
 optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 torch.manual_seed(dist.get_rank())
 losses = [step(model, optimizer, *images()) for _ in range(6)]
-with model.no_sync():  # gradients are accumulated
+with model.no_sync():  # accumulates gradients
     torch.nn.functional.cross_entropy(model(images()[0]), images()[1]).backward()
 losses.append(step(model, optimizer, *images()))
 results.write(model=model, optimizer=optimizer, losses=losses)

@@ -1,4 +1,4 @@
-"""Accelerate finds a batch that fits, on a copy of the model; the training after it has a fixed one."""
+"""Accelerate finds a batch size that fits, on a copy of the model; then training uses a fixed one."""
 
 import copy
 import sys

@@ -1,4 +1,4 @@
-"""A small GPT-2 learns random text with Hugging Face's Trainer, perhaps with gradient checkpointing."""
+"""A small GPT-2 learns random text with Hugging Face's Trainer, optionally with gradient checkpointing."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Fine-tunes a Hugging Face model, its weights loaded from safetensors, by its Trainer: loaded.py llama."""
+"""Fine-tunes a Hugging Face model, loaded from safetensors, with Trainer: loaded.py llama."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""LoRA by peft: a loaded Llama stays as it is, and small matrices beside its weights learn."""
+"""LoRA by peft: a loaded Llama is frozen, and small matrices beside its weights are trained."""
 
 import tempfile
 

@@ -39,7 +39,7 @@ def images(count=8, size=32, classes=10):
 
 
 def step(model, optimizer, x, y):
-    """One optimizer step; returns the loss."""
+    """Take one optimizer step and return the loss."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()

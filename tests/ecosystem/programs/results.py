@@ -1,6 +1,6 @@
-"""What a run ended with, as hashes: each program of this folder calls `write` last.
+"""A run's final state, as hashes: each program of this folder calls `write` last.
 
-The file is the process's own: `RESULTS` names a folder, `RANK` numbers the processes of torchrun.
+Each process writes its own file: `RESULTS` names a folder, `RANK` numbers torchrun's processes.
 """
 
 import json
@@ -17,15 +17,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.bench.capture import digest, module_bits, optimizer_bits, rng_bits
 
 WARM = 2
-"""Steps that are left out of the time of a step: sizes are still unknown, caches cold."""
+"""Steps left out of the step time: sizes are still unknown, caches cold."""
 
-random.seed(0)  # so that a draw by anybody but the program would show
+random.seed(0)  # so that a draw by any other code would show
 _ends: list[float] = []
 register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _ends.append(time.perf_counter()))
 
 
 def write(**values: object) -> None:
-    """Modules, optimizers, losses or whatever else must be equal in two runs; the generators are added."""
+    """Write modules, optimizers, losses and all else that must be equal in two runs, and the generators."""
     bits = {}
     for name, value in values.items():
         if isinstance(value, nn.Module):

@@ -1,4 +1,4 @@
-"""e3nn: an equivariant network of several layers, whose code is generated and scripted."""
+"""e3nn: an equivariant network of several layers, with generated and scripted code."""
 
 import results
 import torch

@@ -1,4 +1,4 @@
-"""A launcher of the least kind: runs a script under the live table, or beside it (`plain`), for test_live.py.
+"""A minimal launcher: runs a script under the live table, or without it (`plain`), for test_live.py.
 
 driver.py {live|plain} FOLDER SCRIPT [ARGS…]; FOLDER is where the script keeps its record.
 """

@@ -1,7 +1,7 @@
-"""A script that keeps a record as the runtime would, and else knows nothing of us: script.py FOLDER WHAT.
+"""A script that keeps a record as the runtime would, without using dtrrun otherwise: script.py FOLDER WHAT.
 
-Part of the way through it waits for a file `FOLDER/seen`, which whoever watches makes after having seen the
-live table: so that it is seen on a machine however busy.
+Partway through it waits for the file `FOLDER/seen`, which the watcher creates after seeing the live table,
+so that the table is seen on however busy a machine.
 """
 
 import os

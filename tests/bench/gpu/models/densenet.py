@@ -23,9 +23,9 @@ class Layer(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """`layers`: those of each dense block; DenseNet-121 has 6, 12, 24, 16 and a growth of 32.
+    """`layers`: the number in each dense block; DenseNet-121 has 6, 12, 24, 16 and a growth of 32.
 
-    What is checkpointed is a layer with its concatenation, whose output alone is kept (Pleiss et al. 2017).
+    A checkpoint is a layer with its concatenation; only its output is kept (Pleiss et al. 2017).
     """
 
     def __init__(self, layers: tuple[int, ...], growth: int, classes: int, checkpointing: bool = False):

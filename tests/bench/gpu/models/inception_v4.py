@@ -7,11 +7,11 @@ from torch import nn
 from tests.bench.gpu.models.task import Task, images, momentum, supervised, through
 
 SAME = -1
-"""A padding that keeps the size; `V` in the paper's figures is none."""
+"""Padding that keeps the size; `V` in the paper's figures means no padding."""
 
 
 class Conv(nn.Sequential):
-    """Convolution, batch normalisation, ReLU; `kernel` is height, width."""
+    """Convolution, batch normalization, ReLU; `kernel` is height, width."""
 
     def __init__(self, inputs: int, outputs: int, kernel: tuple[int, int], stride: int = 1, pad: int = SAME):
         padding = (kernel[0] // 2, kernel[1] // 2) if pad == SAME else (pad, pad)
@@ -32,12 +32,12 @@ def chain(inputs: int, *convolutions: tuple[int, int, int]) -> nn.Sequential:
 
 
 def halved(before: nn.Sequential, inputs: int, outputs: int) -> nn.Sequential:
-    """`before`, and then a 3×3 convolution that halves height and width."""
+    """Return `before` followed by a 3×3 convolution that halves height and width."""
     return nn.Sequential(*before, Conv(inputs, outputs, (3, 3), stride=2, pad=0))
 
 
 class Split(nn.Sequential):
-    """An output that several branches read; their outputs are concatenated."""
+    """Several branches that read one output; their outputs are concatenated."""
 
     def __init__(self, before: nn.Module, *branches: nn.Module):
         super().__init__(before, *branches)
@@ -122,7 +122,7 @@ def reduction_b() -> Split:
 
 
 class InceptionV4(nn.Module):
-    """`a`, `b`, `c`: how many of each block; the paper has 4, 7 and 3."""
+    """`a`, `b`, `c`: the number of each block; the paper has 4, 7 and 3."""
 
     def __init__(self, classes: int, a: int = 4, b: int = 7, c: int = 3, checkpointing: bool = False):
         super().__init__()

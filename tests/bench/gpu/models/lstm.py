@@ -1,6 +1,6 @@
 """LSTM (Hochreiter and Schmidhuber 1997, with forget gates: Gers et al. 2000), cell by cell.
 
-Not `nn.LSTM`: cuDNN's is one operator for the whole sequence. The paper of DTR ran cells of its own as well.
+Not `nn.LSTM`: cuDNN's is one operator for the whole sequence. The DTR paper also ran its own cells.
 """
 
 import torch
@@ -11,7 +11,7 @@ from tests.bench.gpu.models.task import Task, momentum, supervised
 
 
 class Cell(nn.Module):
-    """Input, forget and output gate and candidate, from the input and the state before."""
+    """Input, forget and output gates and candidate, from the input and the previous state."""
 
     def __init__(self, inputs: int, hidden: int):
         super().__init__()
@@ -31,7 +31,7 @@ class LSTM(nn.Module):
         self.cell = Cell(inputs, hidden)
 
     def forward(self, sequence: torch.Tensor) -> torch.Tensor:
-        """The last cell state (batch, hidden) of a sequence (time, batch, inputs)."""
+        """Return the last cell state (batch, hidden) of a sequence (time, batch, inputs)."""
         h = c = sequence.new_zeros(sequence.shape[1], self.hidden)
         for x in sequence:
             h, c = self.cell(x, h, c)

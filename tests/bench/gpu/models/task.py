@@ -1,4 +1,4 @@
-"""What a training step of a model is, and the per-block checkpointing that it is compared with."""
+"""A model's training step, and the per-block checkpointing that it is compared with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from tests.bench.gpu.cases import Case
 
 @dataclass(frozen=True)
 class Task:
-    """`step` does forward, backward and optimizer, and returns the loss, on the device."""
+    """`step` runs forward, backward and optimizer, and returns the loss, on the device."""
 
     modules: tuple[nn.Module, ...]
     step: Callable[[], torch.Tensor]
 
 
 def task_of(case: Case, device: str, checkpointing: bool, size: dict[str, Any]) -> Task:
-    """The model of a case; size: the arguments of its own."""
+    """Return the task of a case; size: the arguments of its model."""
     made: Task = import_module(f"tests.bench.gpu.models.{case.module}").task(device, checkpointing, **size)
     return made
 
@@ -33,7 +33,7 @@ def supervised(
     inputs: tuple[Any, ...],
     target: torch.Tensor,
 ) -> Task:
-    """Steps over one batch, as the paper's: what it holds changes neither time nor memory."""
+    """Return steps over one batch, as in the paper: its content affects neither time nor memory."""
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
@@ -46,16 +46,16 @@ def supervised(
 
 
 def through(block: nn.Module, *inputs: Any, checkpointing: bool) -> Any:
-    """The block's result; with `checkpointing`, the backward pass computes what is inside of it again."""
+    """Return the block's result; with `checkpointing`, the backward pass recomputes its interior."""
     return checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    """Stochastic gradient descent at a rate at which no loss overflows: NaN would be equal to NaN."""
+    """Return SGD at a rate at which no loss overflows: NaN would be equal to NaN."""
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
 def images(device: str, batch_size: int, height: int, width: int, classes: int) -> tuple[Any, torch.Tensor]:
-    """Noise and labels. From the host, as a loader's, so that every run has the same."""
+    """Return noise and labels, made on the host, as by a loader, so that every run has the same."""
     x = torch.randn(batch_size, 3, height, width)
     return (x.to(device),), torch.randint(classes, (batch_size,)).to(device)

@@ -1,8 +1,7 @@
 """The Transformer (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), encoder and decoder.
 
-The paper of DTR ran PyTorch's `nn.Transformer` with 12 layers in the encoder, on features without an
-embedding. Attention is written out, as PyTorch's was then: its weights are what fills the memory. GPT-2 has
-the fused one.
+The DTR paper ran PyTorch's `nn.Transformer` with 12 layers in the encoder, on features without an embedding.
+Attention is written out, as PyTorch's was then: its weights fill the memory. GPT-2 uses fused attention.
 """
 
 import torch
@@ -13,7 +12,7 @@ from tests.bench.gpu.models.task import Task, momentum, supervised, through
 
 
 class Attention(nn.Module):
-    """Scaled dot products of several heads (Sec. 3.2), with dropout on the weights."""
+    """Multi-head scaled dot-product attention (Sec. 3.2), with dropout on the weights."""
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -34,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention to itself, to the encoder's output if `cross`, and a feed-forward part; norms come after."""
+    """Self-attention, cross-attention if `cross`, and a feed-forward part; norms come after."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, cross: bool):
         super().__init__()

@@ -1,6 +1,6 @@
 """Child-sum TreeLSTM (Tai, Socher and Manning 2015, https://arxiv.org/abs/1503.00075, Eqs. 2 to 8).
 
-On complete binary trees: a tree of depth d has 2^(d+1) - 1 nodes, each with an input of its own.
+On complete binary trees: a tree of depth d has 2^(d+1) - 1 nodes, each with its own input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TreeLSTM(nn.Module):
         self.forget_h = nn.Linear(hidden, hidden, bias=False)
 
     def node(self, node: Node) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden and cell state, (batch, hidden)."""
+        """Return hidden and cell state, (batch, hidden)."""
         children = [self.node(child) for child in node.children]
         gates = self.gates_x(node.x)
         if children:

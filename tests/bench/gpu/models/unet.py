@@ -1,7 +1,7 @@
 """U-Net (Ronneberger, Fischer and Brox 2015, https://arxiv.org/abs/1505.04597, Fig. 1).
 
-As the paper of DTR ran it: padded convolutions with batch normalisation, and bilinear upsampling, for which
-the lowest level has half of the channels. With `bilinear=False` it is Ronneberger's, with up-convolutions.
+As in the DTR paper: padded convolutions with batch normalization, and bilinear upsampling, for which the
+lowest level has half the channels. With `bilinear=False` it is Ronneberger's, with up-convolutions.
 """
 
 import torch
@@ -12,7 +12,7 @@ from tests.bench.gpu.models.task import Task, supervised, through
 
 
 def double(inputs: int, outputs: int, between: int = 0) -> nn.Sequential:
-    """Two 3×3 convolutions with `between` channels between them (0: as many as come out)."""
+    """Two 3×3 convolutions with `between` channels between them (0: as many as `outputs`)."""
     between = between or outputs
     layers: list[nn.Module] = []
     for a, b in ((inputs, between), (between, outputs)):
@@ -21,7 +21,7 @@ def double(inputs: int, outputs: int, between: int = 0) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Four levels down and up again, beginning with `base` channels; height and width: multiples of 16."""
+    """Four levels down and up again, starting with `base` channels; height and width: multiples of 16."""
 
     def __init__(self, channels: int, classes: int, base: int = 64, bilinear: bool = True, **options: bool):
         super().__init__()

@@ -1,7 +1,7 @@
 """Unrolled GAN (Metz, Poole, Pfau and Sohl-Dickstein 2016, https://arxiv.org/abs/1611.02163).
 
-As the paper of DTR ran it: on a ring of Gaussians, and what is unrolled are steps of Adam, each on new
-samples, so that the generator's gradient goes through the gradients of all of them.
+As in the DTR paper: on a ring of Gaussians, unrolling steps of Adam, each on new samples, so that the
+generator's gradient goes through the gradients of all of them.
 """
 
 import math
@@ -27,20 +27,20 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 def ring(count: int, device: str) -> torch.Tensor:
-    """Points of eight Gaussians of deviation 0.02 on a circle of radius 2."""
+    """Return points from eight Gaussians of deviation 0.02 on a circle of radius 2."""
     angle = torch.randint(8, (count,), device=device) * (math.pi / 4)
     centres = torch.stack([angle.cos(), angle.sin()], 1) * 2
     return centres + 0.02 * torch.randn(count, 2, device=device)
 
 
 def adam(state: State, gradients: tuple[torch.Tensor, ...], step: int, lr: float) -> State:
-    """One step, which autograd follows. The first is 1."""
+    """Take one differentiable step. `step` starts at 1."""
     result: State = {}
     for (name, (value, first, second)), gradient in zip(state.items(), gradients, strict=True):
         first = BETAS[0] * first + (1 - BETAS[0]) * gradient
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         scale = lr * math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
-        # The root is of a sum: that of zero, under a ReLU that is never on, has an infinite derivative.
+        # Epsilon goes under the root: at zero, as below a dead ReLU, the root's derivative is infinite.
         value = value - scale * first / (second + EPSILON**2).sqrt()
         result[name] = (value, first, second)
     return result
@@ -57,7 +57,7 @@ class UnrolledGAN(nn.Module):
         return self.generator(torch.randn(count, self.latent, device=device))
 
     def judged(self, state: State, points: torch.Tensor) -> torch.Tensor:
-        """Logits of the discriminator with the parameters in `state`."""
+        """Return the discriminator's logits with the parameters in `state`."""
         return functional_call(self.discriminator, {name: one[0] for name, one in state.items()}, (points,))
 
     def discriminator_loss(self, state: State, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class UnrolledGAN(nn.Module):
         return F.softplus(-on_real).mean() + F.softplus(on_fake).mean()
 
     def unrolled(self, count: int, device: str, unroll: int, lr: float) -> State:
-        """The discriminator after `unroll` steps of its optimizer, as a function of the generator."""
+        """Return the discriminator's state after `unroll` optimizer steps, as a function of the generator."""
         state: State = {}
         for name, value in self.discriminator.named_parameters():
             state[name] = (value, torch.zeros_like(value), torch.zeros_like(value))
