@@ -339,3 +339,13 @@ def test_what_is_no_node_is_refused() -> None:
             policy.insert(wrong)
     with pytest.raises(ValueError, match="unknown heuristic"):
         make_policy("best")
+
+
+def test_what_an_operation_reads_is_a_sequence_of_versions() -> None:
+    operation = Nodes().make(0, 8, 1).operation
+    for wrong, error in ((3, TypeError), ([3], TypeError)):
+        with pytest.raises(error):
+            operation.inputs = wrong
+    for name in ("inputs", "tensors"):
+        with pytest.raises(AttributeError, match="cannot be deleted"):
+            delattr(operation, name)
