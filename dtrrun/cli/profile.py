@@ -168,7 +168,7 @@ def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> in
         except NothingToProfile as error:
             trouble = str(error)
         except ScriptFailed as failed:
-            return _script_failed(failed.trial)
+            return _script_failed(failed.trial, "in a run without a budget")
         result = study_result(study, words)
         if study.recommended is not None:
             result["run"] = ["dtrrun", "--profile", name, *words]
@@ -216,7 +216,7 @@ def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
         try:
             number = _run(variation, quiet)
         except ScriptFailed as failed:
-            return _script_failed(failed.trial)
+            return _script_failed(failed.trial, f"with {variation.low} inside {format_size(budget)}")
         result = variation_result(variation, words)
         if variation.best is not None:
             target = with_value(words, variation.template, variation.best)
@@ -257,13 +257,17 @@ def _interrupted(number: int) -> int:
     return BY_SIGNAL + number
 
 
-def _script_failed(trial: Trial) -> int:
-    """Show the program's own output, and return its exit status."""
+def _script_failed(trial: Trial, where: str) -> int:
+    """Show the program's own output, and return its exit status, or another one if that is 0.
+
+    where: which run has failed.
+    """
     show_tail(trial.tail)
     status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
     why = trial.absent or ("see above" if trial.tail else "")
-    say(f"error: the program failed in a run without a budget (exit status {status}){why and ': '}{why}")
-    return status or FAILED
+    what = f"failed {where} (exit status {status})" if status else f"made no optimizer step {where}"
+    say(f"error: the program {what}{why and ': '}{why}")
+    return status or (FAILED if trial.absent else NOTHING)
 
 
 def _path(given: Profile, words: Sequence[str]) -> Path:

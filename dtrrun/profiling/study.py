@@ -35,7 +35,7 @@ class ScriptFailed(Exception):
     """Raised when the program fails without a budget, or with the least value of `--vary`."""
 
     def __init__(self, trial: Trial) -> None:
-        super().__init__("the program fails without a budget")
+        super().__init__("the program itself fails")
         self.trial = trial
 
 

@@ -98,6 +98,18 @@ def test_the_largest_value_that_fits(profile, mlp, tmp_path):
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [
+        ("import torch; raise SystemExit(7)", 7, "failed with 8 inside 1 MB (exit status 7)"),
+        ("import torch; torch.ones(3) + 1", 3, "made no optimizer step with 8 inside 1 MB"),
+    ],
+)
+def test_a_program_that_fails_with_the_least_value(profile, program, text, status, message):
+    run = profile("--target-budget", "1MB", "--vary", "{}", "--range", "8:16", program("x.py", text), "4")
+    assert (run.status, run.ours) == (status, [f"error: the program {message}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
         ("import torch\nprint('its own words')\nraise SystemExit(7)", 7, "(exit status 7)"),
         ("import torch\ntorch.randn(400, 400) @ torch.randn(400, 400)", 3, "no optimizer step"),
         (MLP.replace("128", "2").replace("default=1024", "default=4"), 3, "too little to save any"),
