@@ -32,7 +32,7 @@ test: $(INSTALLED)
 
 # The last one waits more than it computes, for interpreters, signals and terminals: two cores are enough for three.
 test-bits:
-	$(BIN)/python -m pytest -q tests/conformance $(foreach file,$(COMPILED) $(BESIDE_UNIT),--ignore $(file))
+	$(BIN)/python -m pytest -q tests/conformance $(foreach file,$(COMPILED) $(BESIDE_UNIT) $(BESIDE_PROCESSES),--ignore $(file))
 
 test-parts:
 	$(BIN)/python -m pytest -q tests/unit
@@ -42,6 +42,7 @@ test-parts:
 
 test-processes:
 	$(BIN)/python -m pytest -q tests/inject tests/database
+	$(BIN)/python -m pytest -q $(BESIDE_PROCESSES)
 	$(BIN)/python -m pytest -q $(COMPILED)
 	$(BIN)/python -m pytest -q tests/mutants -k "(sample or row) and not native"
 	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
@@ -49,6 +50,7 @@ test-processes:
 # So that the parts take about as long.
 BESIDE_UNIT := $(wildcard tests/conformance/test_faults_*.py) \
 	$(foreach name,examples predictions shortage,tests/conformance/test_$(name).py)
+BESIDE_PROCESSES := $(foreach name,hazards_native_code tracebacks,tests/conformance/test_$(name).py)
 
 # Where inductor has been imported, each session takes longer to begin: it looks through all objects.
 COMPILED := tests/conformance/test_compiled.py

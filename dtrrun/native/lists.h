@@ -13,8 +13,8 @@ class ListUpdates {
   ListUpdates(PyObject* python, TensorVersions& versions)
       : updates_(attribute(python, "updates")), versions_(versions), core_(versions.core), ledger(versions.ledger) {}
 
-  // Finds what the call reads and writes. Returns false if something about it is special: without effect, except for what has
-  // been rescued.
+  // Finds what the call reads and writes. Returns false if something about it is special. If only a dependent could not be
+  // rescued, what the call writes to is constant by then, as Python would make it.
   bool prepare(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     forget();  // left by a call that was interrupted
     bool found = look(info, schema, values);
@@ -70,12 +70,12 @@ class ListUpdates {
     for (size_t i = 0; i < targets_.size(); i++) {
       Version* target = targets_[i].get();
       if (may_be_copied(target)) return false;
-      Mutation::no_longer_blank(target);
       if (target->constant()) continue;
       if (written_[i].requires_grad()) return false;
       loose_.push_back(target);
     }
     if (loose_.size() == targets_.size()) return false;  // all may need a recipe
+    for (const VersionRef& target : targets_) Mutation::no_longer_blank(target.get());
     for (Version* one : loose_) core_.recipes.make_constant(one, pins::UPDATED_IN_PLACE);
     for (const VersionRef& target : targets_)
       if (!core_.rescue.resident_dependents_of(target.get())) return false;
