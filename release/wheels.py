@@ -25,13 +25,12 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dtrrun.native import compiling  # noqa: E402
+from dtrrun.native import building, compiling  # noqa: E402
 
 KEPT = ROOT / "build" / "binaries"
 NEEDED = ("torch/include/", "torch/version.py", *(f"torch/lib/lib{name}.so" for name in compiling.LIBRARIES))
@@ -129,9 +128,10 @@ def compile(files: Sequence[Path], flags: Sequence[str], target: Path) -> None:
     """Compile an extension that contains no path of this machine."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     flags = [*flags, f"-ffile-prefix-map={ROOT}/=", "-s"]
-    for commands in compiling.stages(compiler, files, flags, target):
-        with ThreadPoolExecutor() as at_once:
-            list(at_once.map(lambda command: run(*command), commands))
+    stages = compiling.stages(compiler, files, flags, target)
+    status, output = building.output_of(stages, str(target), print)
+    if status:
+        raise Failed(output)
     compiling.seal(target)
 
 

@@ -37,6 +37,7 @@ WAITING = "another run is building {}: waiting for it"
 STILL = "still building: {:.0f} seconds so far"
 STILL_SECONDS = 15.0
 NO_COMPILER = "no C++ compiler was found", "install one (apt install g++), or set CXX to one"
+NO_PYTHON = "no python3 was found, which would run the compiler", "put one in PATH"
 NO_SOURCES = "{} is not there", "install dtrrun in a folder, not in an archive"
 NO_SUCH_COMPILER = "CXX names {}, which does not exist", "set it to a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
@@ -170,7 +171,7 @@ def _compile(
     os.close(handle)
     stages = compiling.stages(compiler, files, flags, Path(unfinished))
     try:
-        status, output = _output_of(stages, unfinished, say)
+        status, output = output_of(stages, unfinished, say)
     except subprocess.TimeoutExpired:
         _fail(f"{compiler[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", stages, "", target.parent)
     made = False
@@ -217,9 +218,15 @@ os._exit(status if status >= 0 else 128 - status)
 then this ends the compiler with all its processes, and removes what it has written."""
 
 
-def _output_of(stages: list[list[list[str]]], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
-    """Run the compiler: return its exit status and what it wrote. Raises OSError, TimeoutExpired."""
-    python = sys.executable or "python3"  # it is empty in a program that embeds Python
+def output_of(stages: list[list[list[str]]], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
+    """Run what `compiling.stages` returned: return the exit status and what was printed.
+
+    unfinished: the target; on interruption it is removed, with the files beside it. Raises OSError,
+    TimeoutExpired, CannotBuild.
+    """
+    python = sys.executable or shutil.which("python3")  # empty in a program that embeds Python
+    if not python:
+        raise CannotBuild(*NO_PYTHON)
     command = [python, "-IS", "-c", _WATCHER, unfinished, json.dumps(stages)]
     began = time.monotonic()
     reader, writer = os.pipe()

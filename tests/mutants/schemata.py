@@ -12,10 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
-import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,11 +143,8 @@ def _build(folder: Path, files: Sequence[Path], flags: list[str], target: str) -
     files = [folder / file.relative_to(PACKAGE) for file in files]
     flags = [*flags, f"-include{folder / SWITCHES}", "-O1"]  # builds in half the time
     unfinished = folder / "unfinished.so"
-    for commands in compiling.stages(building.compiler(), files, flags, unfinished):
-        with ThreadPoolExecutor() as at_once:
-            for done in at_once.map(partial(subprocess.run, capture_output=True, text=True), commands):
-                if done.returncode:
-                    raise building.CannotBuild(
-                        f"the mutants do not compile: {done.stderr[:3000]}", "mend their table"
-                    )
+    stages = compiling.stages(building.compiler(), files, flags, unfinished)
+    status, output = building.output_of(stages, str(unfinished), lambda text: None)
+    if status:
+        raise building.CannotBuild(f"the mutants do not compile: {output[:3000]}", "mend their table")
     os.rename(unfinished, folder / target)

@@ -114,6 +114,13 @@ def test_no_compiler(monkeypatch, tmp_path, cache):
     assert not cache.exists()
 
 
+def test_no_interpreter_in_a_program_that_embeds_python(cxx, monkeypatch, tmp_path, cache):
+    monkeypatch.setattr(sys, "executable", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why_not() == "no python3 was found, which would run the compiler; put one in PATH"
+    assert left(cache) == []
+
+
 @pytest.mark.parametrize(
     ("output", "line"),
     [
