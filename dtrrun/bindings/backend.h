@@ -86,15 +86,6 @@ class PythonBackend : public Backend {
     Ref found = checked(PyObject_CallMethod(part("garbage").get(), "before_rescue", "L", static_cast<long long>(nbytes)));
     return found.get() == Py_True;
   }
-  bool frugally(const std::vector<VersionRef>& targets, bool locked) override {
-    Ref given = as_objects(targets);
-    return checked(PyObject_CallMethod(part("rematerializer").get(), "frugally", "OO", given.get(), locked ? Py_True : Py_False))
-               .get() == Py_True;
-  }
-  bool ends_at_once(const std::vector<VersionRef>& targets) override {
-    Ref given = as_objects(targets);
-    return checked(PyObject_CallMethod(part("rematerializer").get(), "ends_at_once", "(O)", given.get())).get() == Py_True;
-  }
   [[noreturn]] void refuse(Version* version) override {
     call(part("rematerializer").get(), "refuse", version);
     throw std::logic_error("dtrrun: internal error: `refuse` has returned");
@@ -181,9 +172,6 @@ class PythonBackend : public Backend {
   Ref foreign() const { return attribute(part("recipes").get(), "foreign"); }
   static Ref call(PyObject* object, const char* method, Version* version) {
     return checked(PyObject_CallMethod(object, method, "O", as_object(version).get()));
-  }
-  static Ref as_objects(const std::vector<VersionRef>& versions) {
-    return checked(PyList_AsTuple(Ref(as_list(versions)).get()));
   }
 
  private:

@@ -16,7 +16,8 @@ struct Core {
   Recipes recipes{ledger};
   Deallocation deallocation{ledger};
   Eviction eviction{ledger, recipes, deallocation};
-  Rematerializer rematerializer{ledger, deallocation, eviction};
+  Recomputer recomputer{ledger, deallocation, eviction};
+  Rematerializer rematerializer{ledger, deallocation, eviction, recomputer};
   Copies copies{ledger, eviction};
   Rescue rescue{ledger, recipes, rematerializer};
   Mutation mutation{ledger, recipes, copies, rescue};

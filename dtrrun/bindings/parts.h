@@ -117,15 +117,6 @@ inline PyTypeObject* make_deallocation_type(const std::string& module) {
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyMethodDef methods[] = {
-      {"came_back", [](PyObject* self, PyObject* operation) -> PyObject* {
-         return done([&] { core_of_part(self).deallocation.came_back(native_operation(operation)); });
-       }, METH_O, "The output of an operation is in memory again, so its inputs need not be kept any longer."},
-      {"release_kept_inputs", [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { core_of_part(self).deallocation.release_kept_inputs(); });
-       }, METH_NOARGS, "Release these. No rematerialization that may read them is in progress."},
-      {"cap_scratch",
-       [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).deallocation.cap_scratch(); }); }, METH_NOARGS,
-       "Keep scratch versions up to a fraction of the budget, the latest first."},
       {"free_all_unread_scratch", [](PyObject* self, PyObject*) -> PyObject* {
          return done([&] { core_of_part(self).deallocation.free_all_unread_scratch(core_of_part(self).eviction.evictions); });
        }, METH_NOARGS, "Free the scratch versions that no recipe reads any more."},
@@ -177,34 +168,16 @@ inline PyTypeObject* make_rematerializer_type(const std::string& module) {
        }), METH_VARARGS | METH_KEYWORDS,
        "materialize(targets, *, locked=True): make all targets resident. locked: whether the caller has locked them.\n\n"
        "Raises the budget error. Locks taken here are released."},
-      {"needs", [](PyObject* self, PyObject* operation) -> PyObject* {
-         return guarded([&] { return PyLong_FromLongLong(core_of_part(self).rematerializer.needs(native_operation(operation))); });
-       }, METH_O, "The bytes that a run of an operation needs whose inputs are locked, without a workspace."},
-      {"run_with_room", [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *version, *operation;
-         if (!PyArg_ParseTuple(args, "OO", &version, &operation)) return nullptr;
-         return guarded([&] {
-           return PyBool_FromLong(core_of_part(self).rematerializer.run_with_room(native_node(version), native_operation(operation)));
-         });
-       }, METH_VARARGS,
-       "run_with_room(wanted, operation): run one whose inputs are locked; if there is too little room, without a workspace.\n\n"
-       "Returns False if an input has gone. Raises the budget error."},
-      {"idle", with_version<&Core::rematerializer, &Rematerializer::idle>, METH_O,
-       "A version has been unlocked, before the operation that it was locked for has run."},
-      {"read", [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *version, *operation;
-         if (!PyArg_ParseTuple(args, "OO", &version, &operation)) return nullptr;
-         return done([&] { core_of_part(self).rematerializer.read(native_node(version), native_operation(operation)); });
-       }, METH_VARARGS, "read(version, operation): that is over, and has read it. Frees what was recomputed for that alone."},
       {"under_way_ns", [](PyObject* self, PyObject*) {
          return PyLong_FromLongLong(core_of_part(self).rematerializer.under_way_ns());
        }, METH_NOARGS, "Bookkeeping time of the current rematerialization, which is counted only at its end."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyGetSetDef computed[] = {
-      DTRRUN_NUMBER("rematerializations", rematerializer, &Rematerializer::rematerializations),
-      DTRRUN_NUMBER("rematerialized_bytes", rematerializer, &Rematerializer::rematerialized_bytes),
+      DTRRUN_NUMBER("rematerializations", recomputer, &Recomputer::rematerializations),
+      DTRRUN_NUMBER("rematerialized_bytes", recomputer, &Recomputer::rematerialized_bytes),
       DTRRUN_NUMBER("operators_ns", ledger, &Ledger::recomputed_ns),
+      DTRRUN_NUMBER("frugal_runs", rematerializer, &Rematerializer::frugal_runs),
       DTRRUN_NUMBER("last_planned", rematerializer, &Rematerializer::last_planned),
       {"by_operator", [](PyObject* self, void*) { return Ref::copy(as_ledger(ledger_of(self))->tallies).release(); }, nullptr, nullptr,
        nullptr},

@@ -106,10 +106,6 @@ class Backend : public Program {
   virtual void collection_due() = 0;
   // Called when nothing is left to evict. Returns whether a garbage collection has freed memory.
   virtual bool collect_garbage() = 0;
-  // Brings back what did not fit, in as little memory as possible (`core/frugal.py`). Returns whether that was possible.
-  virtual bool frugally(const std::vector<VersionRef>& targets, bool locked) = 0;
-  // Returns whether to give up on a rematerialization that has found no room, instead of trying again in the same way.
-  virtual bool ends_at_once(const std::vector<VersionRef>& targets) = 0;
   // Called before this many bytes are brought back for good. May collect garbage first; returns whether it did.
   virtual bool collect_before_rescue(int64_t nbytes) = 0;
   // Raises the error for an evicted version that has no recipe.

@@ -88,12 +88,7 @@ class DTR:
             self.ledger, budget_error=budget_error, warn_only=warn_only, garbage=self.garbage
         )
         self.rematerializer = classes.rematerializer(
-            self.ledger,
-            self.recipes,
-            self.deallocation,
-            self.eviction,
-            executor,
-            out_of_memory=out_of_memory,
+            self.ledger, self.recipes, self.eviction, executor, out_of_memory=out_of_memory
         )
         self.mutation = classes.mutation(self.ledger, self.recipes, self.rematerializer)
         self.history = History(self.ledger, self.recipes, self.deallocation, self.rematerializer)

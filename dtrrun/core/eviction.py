@@ -48,11 +48,6 @@ class Eviction:
         if not self.try_room(nbytes):
             self.no_room(nbytes + self._ledger.reserved_bytes, operator)
 
-    def excess(self, nbytes: int) -> int:
-        """Return by how much `nbytes` more would exceed the budget at present."""
-        ledger = self._ledger
-        return ledger.resident_bytes + ledger.reserved_bytes + nbytes - ledger.limit
-
     def no_room(self, nbytes: int, operator: str) -> None:
         """Handle that `nbytes`, including what is reserved, do not fit although everything has been evicted.
 

@@ -6,9 +6,7 @@
 // suffices, and a rematerialization costs the sum of its recipes, as the paper's c(t) assumes.
 #pragma once
 
-#include <optional>
-
-#include "eviction.h"
+#include "frugal.h"
 
 namespace dtrrun {
 
@@ -16,10 +14,10 @@ class Rematerializer {
  public:
   using Targets = std::vector<VersionRef>;
 
-  Rematerializer(Ledger& ledger, Deallocation& deallocation, Eviction& eviction)
-      : ledger_(ledger), deallocation_(deallocation), eviction_(eviction) {}
+  Rematerializer(Ledger& ledger, Deallocation& deallocation, Eviction& eviction, Recomputer& recomputer)
+      : ledger_(ledger), deallocation_(deallocation), eviction_(eviction), recomputer_(recomputer) {}
 
-  int64_t rematerializations = 0, rematerialized_bytes = 0;
+  int64_t frugal_runs = 0;  // how often what did not fit was brought back in as little memory as possible
   int64_t last_planned = 7;  // relaxations left when the last plan is made; variable for experiments (`tests/bench/replays.py`)
 
   // Makes all targets resident. locked: whether the caller has locked them. Raises the budget error. Locks taken here are released.
@@ -30,7 +28,7 @@ class Rematerializer {
     {
       Began now(*this);
       if (std::exception_ptr error = budget_error_of(missing))
-        if (!ledger_.backend.frugally(targets, locked)) std::rethrow_exception(error);
+        if (!frugally(targets, locked)) std::rethrow_exception(error);
     }
     if (missing.empty()) return;
     // From now on these cost what it took to bring them back, if that is more. A projected cost covers only what is evicted at that
@@ -39,32 +37,6 @@ class Rematerializer {
     // step would never end.
     int64_t cost = (ledger_.clock - before) / static_cast<int64_t>(missing.size());
     for (Version* one : missing) one->cost = std::max(one->cost, cost);
-  }
-
-  // Returns the bytes that running an operation needs, given that its inputs are locked and it runs without a workspace.
-  int64_t needs(const Recorded* maker) const { return needs(maker, uses_of(maker), true); }
-
-  // Runs an operation whose inputs are locked, without a workspace if there is too little room. Returns false if an input has gone.
-  // Raises the budget error.
-  bool run_with_room(Version* wanted, Recorded* maker) {
-    bool done;
-    try {
-      done = run(wanted, maker, false);
-    } catch (...) {
-      if (maker->signature->workspace == 0 || !ledger_.backend.is_budget_error()) throw;
-      done = run(wanted, maker, true);
-    }
-    if (done) ledger_.backend.between();
-    return done;
-  }
-
-  // Called when a version is unlocked before the operation that it was locked for has run.
-  void idle(Version* source) {
-    if (is_recomputed(source) && source->locks == 0 && ledger_.pressure) ledger_.policy->insert(source);
-  }
-  // Called when an operation that has read a version is over. Frees the version if it was recomputed for that operation alone.
-  void read(Version* source, const Recorded* maker) {
-    if (is_recomputed(source) && source->locks == 0) deallocation_.was_read(source, is_read_by_others(source, maker));
   }
 
   // Returns the bookkeeping time so far of the current rematerialization, which is counted only at its end.
@@ -171,6 +143,34 @@ class Rematerializer {
     }
   }
 
+  // Brings back what did not fit, in as little memory as possible. Returns whether that was possible.
+  bool frugally(const Targets& targets, bool locked) {
+    auto given = std::tuple(this, &targets, locked, false);
+    ledger_.backend.beneath(
+        [](void* all) {
+          auto& [self, targets, locked, done] = *static_cast<decltype(given)*>(all);
+          done = self->run_frugally(*targets, locked);
+        },
+        &given);
+    return std::get<3>(given);
+  }
+  bool run_frugally(const Targets& targets, bool locked) {
+    bool done;
+    ledger_.replaying++;
+    try {
+      done = FrugalRun(ledger_, deallocation_, eviction_, recomputer_).bring_back(targets, locked);
+    } catch (...) {
+      ended();
+      throw;
+    }
+    if (done) frugal_runs++;
+    ended();
+    return done;
+  }
+  // Returns whether to give up on a rematerialization that has found no room, instead of trying again in the same way: it can't
+  // succeed in any way, or an earlier one had to be frugal.
+  bool ends_at_once(const Targets& targets) const { return frugal_runs != 0 || !fits_one_by_one(ledger_, targets); }
+
   // missing: the targets that are evicted.
   void run_beneath(const std::vector<Version*>& missing) {
     if (missing.empty()) return;
@@ -205,6 +205,9 @@ class Rematerializer {
       ledger_.replaying--;
       throw;
     }
+    ended();
+  }
+  void ended() {
     ledger_.replaying--;
     if (ledger_.replaying == 0) deallocation_.release_kept_inputs();
   }
@@ -260,12 +263,12 @@ class Rematerializer {
       if (work.relaxations < last_planned && work.error && ++work.alone > MOST_ALONE * work.planned + FEW_ALONE)
         std::rethrow_exception(work.error);  // it could take exponential time: `frugally` is better
       try {
-        if (!run(version.get(), maker.get(), work.without_workspace.get() == maker.get())) continue;  // an input has gone
+        if (!recomputer_.run(version.get(), maker.get(), work.without_workspace.get() == maker.get())) continue;  // an input has gone
         ledger_.backend.between();
       } catch (...) {
         if (!ledger_.backend.is_budget_error()) throw;
         work.error = ledger_.backend.budget_error();
-        if (work.relaxations == MAX_RELAXATIONS && ledger_.backend.ends_at_once(work.targets)) throw;
+        if (work.relaxations == MAX_RELAXATIONS && ends_at_once(work.targets)) throw;
         if ((work.entered.size() < 2 && work.plan.empty()) || work.relaxations == 0) {
           if (work.without_workspace.get() == maker.get() || maker->signature->workspace == 0) throw;
           work.without_workspace = std::move(maker);  // the library can do without it
@@ -337,7 +340,7 @@ class Rematerializer {
       while (planned && planned->unlocked < planned->locked.size()) {
         Version* source = planned->locked[planned->unlocked++].get();
         source->locks--;
-        idle(source);
+        recomputer_.idle(source);
       }
     }
     plan.clear();
@@ -347,7 +350,7 @@ class Rematerializer {
     while (entered.unlocked < entered.locked) {
       Version* source = as_version(entered.maker->reads[entered.unlocked++]);
       source->locks--;
-      idle(source);
+      recomputer_.idle(source);
     }
   }
   // Leaves the operation entered last: unlocks its inputs and frees those that were recomputed for it alone.
@@ -357,127 +360,16 @@ class Rematerializer {
     while (entered.unlocked < entered.locked) {
       Version* source = as_version(maker->reads[entered.unlocked++]);
       source->locks--;
-      read(source, maker);
+      recomputer_.read(source, maker);
     }
     deallocation_.cap_scratch();
     all.pop_back();
-  }
-  // Returns whether its scratch memory was recomputed, and is not the copy of a constant.
-  static bool is_recomputed(const Version* source) { return source->scratch && !source->constant(); }
-  // A version in the pool counts as read by others: it can be evicted from there when memory runs short.
-  static bool is_read_by_others(const Version* source, const Recorded* maker) {
-    return source->readers > maker->reads_of(source) || source->pool_id != 0;
-  }
-
-  // -- one operation --
-
-  // Runs an operation whose inputs are locked, for a version that it makes. Returns false if an input has gone. Raises the budget
-  // error.
-  bool run(Version* wanted, Recorded* maker, bool without_workspace) {
-    Ledger& ledger = ledger_;
-    Backend& backend = ledger.backend;
-    dtrrun::Run now{wanted, maker, uses_of(maker), {}, {}};
-    for (Node* source : *maker) {  // held, since a garbage collection while making room would free what only cycles hold
-      StorageRef content = ledger.memory_of(as_version(source));
-      if (!content) return false;
-      now.held.push_back(std::move(content));
-    }
-    eviction_.make_room(needs(maker, now.uses, without_workspace), maker->signature);
-    for (Node* source : *maker)
-      if (as_version(source)->escaped) backend.check_unchanged(as_version(source));
-    int64_t began = backend.begins();
-    std::vector<VersionRef> taken;  // old versions whose memory the operation writes to
-    for (size_t place = 0; place < now.uses.size(); place++)
-      if (now.uses[place] == Use::TAKE) taken.emplace_back(maker->tensor(place).version);
-    try {
-      backend.execute(now);
-    } catch (...) {
-      drop(taken);
-      throw;
-    }
-    drop(taken);
-    now.held.clear();
-    ledger.recomputed_ns += now.cost;
-    ledger.clock += maker->signature->cost;
-    collect(now);
-    for (const VersionRef& source : taken) ledger.policy->released(source.get());  // only now does nothing evicted depend on it
-    backend.ran(now);
-    if (began != 0) backend.rematerialized(now, began);
-    return true;
-  }
-
-  // Decides how each tensor is used. Where it writes to an old version, it gets a copy, or the memory itself if no other recipe
-  // reads that version.
-  static std::vector<Use> uses_of(const Recorded* maker) {
-    size_t count = maker->tensor_count();
-    std::vector<Use> uses(count, Use::READ);
-    for (size_t place = 0; maker->tensors && place < count; place++)
-      if (TensorEntry entry = maker->tensor(place); entry.version == nullptr)
-        uses[place] = entry.same < 0 ? Use::BLANK : Use::AGAIN;
-    std::unordered_map<const Version*, Use> written;  // with what is done with the next tensor over each
-    maker->each_written([&](size_t place) {
-      if (Version* target = maker->tensor(place).version) written[target] = may_take(target, maker) ? Use::TAKE : Use::COPY;
-    });
-    for (size_t place = 0; !written.empty() && place < count; place++) {
-      auto target = written.find(maker->tensor(place).version);
-      if (target != written.end()) uses[place] = std::exchange(target->second, Use::AGAIN);
-    }
-    return uses;
-  }
-  // Returns whether only this operation reads an old version, so that it may write to that memory.
-  static bool may_take(const Version* source, const Recorded* maker) {
-    return is_recomputed(source) && source->locks == 1 && !is_read_by_others(source, maker);
-  }
-  static int64_t needs(const Recorded* maker, const std::vector<Use>& uses, bool without_workspace) {
-    int64_t nbytes = maker->signature->output_bytes - (without_workspace ? maker->signature->workspace : 0);
-    for (size_t place = 0; place < uses.size(); place++) {
-      if (uses[place] == Use::COPY) nbytes += maker->tensor(place).version->nbytes;
-      if (uses[place] == Use::BLANK) nbytes += maker->tensor(place).nbytes;
-    }
-    return nbytes;
-  }
-  void drop(const std::vector<VersionRef>& taken) {
-    for (const VersionRef& source : taken) {
-      ledger_.drop_scratch(source.get());
-      ledger_.policy->discard(source.get());
-    }
-  }
-
-  // Gives what an operation has made to the versions that are not resident, and drops the rest.
-  void collect(dtrrun::Run& now) {
-    std::vector<std::pair<VersionRef, StorageRef>> made;
-    if (!now.maker->outputs) {
-      if (!now.wanted->resident) made.emplace_back(VersionRef(now.wanted), now.made.at(0));
-    } else {
-      for (size_t i = 0; i < now.maker->outputs->size(); i++) {
-        Version* one = (*now.maker->outputs)[i].version.get();
-        if (one != nullptr && !one->resident) made.emplace_back(VersionRef(one), now.made.at(i));
-      }
-    }
-    ledger_.note_peak(ledger_.resident_bytes + now.maker->signature->output_bytes);
-    for (auto& [one, storage] : made) give(now, one.get(), std::move(storage));
-  }
-  void give(const dtrrun::Run& now, Version* one, StorageRef storage) {
-    if (!ledger_.backend.holds(storage.get(), one->nbytes)) ledger_.backend.made_otherwise(now, storage.get(), one->nbytes);
-    if (StorageRef emptied = ledger_.memory_of(one)) {
-      ledger_.backend.refill(emptied.get(), storage.get());
-      ledger_.restored(one);
-    } else if (one == now.wanted || one->locks != 0) {
-      ledger_.hold_scratch(one, std::move(storage));
-    } else {
-      return;
-    }
-    rematerializations++;
-    rematerialized_bytes += one->nbytes;
-    one->last_access = ledger_.clock;
-    if (!ledger_.pressure) return;
-    ledger_.policy->left(one);
-    if (!one->scratch) ledger_.evictable(one);
   }
 
   Ledger& ledger_;
   Deallocation& deallocation_;
   Eviction& eviction_;
+  Recomputer& recomputer_;
   int64_t began_ns_ = 0, accounted_before_ = 0;  // start of the one in progress (0: none), and `accounted_ns` at that time
 };
 

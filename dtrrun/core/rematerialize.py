@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from dtrrun.core.backend import Executor
-from dtrrun.core.deallocation import Deallocation
 from dtrrun.core.eviction import Eviction
 from dtrrun.core.foreign import LOST, LostError
-from dtrrun.core.frugal import bring_back, fit_one_by_one
-from dtrrun.core.graph import Operation, Version
+from dtrrun.core.graph import Version
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.locks import unlock
 from dtrrun.core.observer import RESTORES
@@ -30,20 +28,10 @@ class Rematerializer:
 
     rematerializations: int
     rematerialized_bytes: int
+    frugal_runs: int  # how often what did not fit was brought back in as little memory as possible
     operators_ns: int  # time in recomputed operators only
     by_operator: dict[str, list[int]]  # name: [count, ns, bytes]
     materialize: Materialize
-    needs: Callable[[Operation], int]
-    """Return the bytes needed to run an operation whose inputs are locked, without a workspace."""
-    run_with_room: Callable[[Version, Operation], bool]
-    """Run an operation whose inputs are locked; if there is too little room, without a workspace.
-
-    Also takes a version that it makes. Returns False if an input has gone. Raises the budget error.
-    """
-    idle: Callable[[Version], None]
-    """Note that a version was unlocked before the operation that it was locked for has run."""
-    read: Callable[[Version, Operation], None]
-    """Note that an operation that has read a version is over. Frees what was recomputed for it alone."""
     under_way_ns: Callable[[], int]
     """Return the bookkeeping time of the current rematerialization, which is counted only at its end."""
 
@@ -51,7 +39,6 @@ class Rematerializer:
         self,
         ledger: Ledger,
         recipes: Recipes,
-        deallocation: Deallocation,
         eviction: Eviction,
         executor: Executor,
         *,
@@ -59,9 +46,8 @@ class Rematerializer:
     ) -> None:
         """out_of_memory: the errors that a rematerialization may raise, including the budget error."""
         self._ledger, self._foreign = ledger, recipes.foreign
-        self._deallocation, self._eviction, self._executor = deallocation, eviction, executor
+        self._eviction, self._executor = eviction, executor
         self._out_of_memory = out_of_memory
-        self.at_once = False  # go to `frugally` as soon as there is no room, since it was needed before
 
     def lock(self, versions: Sequence[Version], taken: list[Version] | None = None) -> None:
         """Lock versions and bring back those that are evicted. On failure nothing stays locked.
@@ -119,32 +105,6 @@ class Rematerializer:
         guard = self._executor.below()
         with guard, guard:  # twice, because of interrupts
             function()
-
-    def frugally(self, targets: Sequence[Version], locked: bool) -> bool:
-        """Bring back what did not fit, in as little memory as possible. Returns whether that was possible."""
-        done: bool = self._executor.quietly(self._frugally, targets, locked)
-        return done
-
-    def _frugally(self, targets: Sequence[Version], locked: bool) -> bool:
-        eviction = self._eviction
-        eviction.replaying += 1
-        try:
-            guard = self._executor.below()
-            with guard, guard:  # twice, because of interrupts
-                done = bring_back(self._ledger, self._deallocation, eviction, self, targets, locked=locked)
-                self.at_once = self.at_once or done
-                return done
-        finally:
-            eviction.replaying -= 1
-            if not eviction.replaying:
-                self._deallocation.release_kept_inputs()
-
-    def ends_at_once(self, targets: Sequence[Version]) -> bool:
-        """Return whether not to retry a rematerialization that found no room in the same way.
-
-        True if it can't succeed in any way, or if an earlier one needed `frugally`.
-        """
-        return self.at_once or not fit_one_by_one(self._ledger, targets)
 
     @staticmethod
     def refuse(version: Version) -> NoReturn:

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import dtrrun
-from dtrrun.core import rematerialize
 from tests.bench import holes
 from tests.python_replays import use_python_replays
 
@@ -29,8 +28,10 @@ def inside(budget):
     with dtrrun.budget(budget, cost="model") as session:
         result = layers()
         report = session.report()
+        counts = {name: report[name] for name in COUNTS}
+        counts["frugal_runs"] = session.dtr.rematerializer.frugal_runs
     assert report["peak_bytes"] <= budget
-    return result, {name: report[name] for name in COUNTS}
+    return result, counts
 
 
 def test_a_larger_budget_runs_where_a_smaller_one_does(monkeypatch):
@@ -39,14 +40,16 @@ def test_a_larger_budget_runs_where_a_smaller_one_does(monkeypatch):
     for budget in (4.97, 5, 6):
         result, counts = inside(int(budget * MB))
         assert result == expected, budget
+        assert counts["frugal_runs"] > 0, budget
         with monkeypatch.context() as patch:
             use_python_replays(patch)
             assert inside(int(budget * MB)) == (expected, counts), budget
 
 
-def test_nothing_is_tried_in_another_way_while_the_usual_one_suffices(monkeypatch):
-    monkeypatch.delattr(rematerialize, "bring_back")
-    inside(7 * MB)
+def test_nothing_is_tried_in_another_way_while_the_usual_one_suffices():
+    _, counts = inside(7 * MB)
+    assert counts["rematerializations"] > 0
+    assert counts["frugal_runs"] == 0
 
 
 @pytest.mark.parametrize("rule", holes.RULES)
