@@ -140,23 +140,12 @@ class PythonBackend : public Backend {
                                  static_cast<long long>(began), static_cast<long long>(run.cost));
     });
   }
-  void tally_eviction(const Recorded* maker) override {
-    Ref name = attribute(operator_of(maker), "name");
-    PyObject* before = PyDict_GetItem(links().evicted_by, name.get());
-    Ref count = checked(PyLong_FromLongLong(before == nullptr ? 1 : as_number(before) + 1));
-    if (PyDict_SetItem(links().evicted_by, name.get(), count.get()) < 0) raise();
-  }
+  void tally_eviction(const Recorded* maker) override { core().tallies.of(operator_of(maker)).evictions++; }
   void ran(const Run& run) override {
-    Ref name = attribute(operator_of(run.maker), "name");
-    PyObject* counts = PyDict_GetItem(links().tallies, name.get());
-    if (counts == nullptr) {
-      Ref made = checked(Py_BuildValue("[iii]", 0, 0, 0));
-      if (PyDict_SetItem(links().tallies, name.get(), made.get()) < 0) raise();
-      counts = made.get();
-    }
-    int64_t more[] = {1, run.cost, run.wanted->nbytes};
-    for (Py_ssize_t i = 0; i < 3; i++)
-      PyList_SetItem(counts, i, PyLong_FromLongLong(as_number(PyList_GET_ITEM(counts, i)) + more[i]));
+    Tally& tally = core().tallies.of(operator_of(run.maker));
+    tally.runs++;
+    tally.ns += run.cost;
+    tally.nbytes += run.wanted->nbytes;
   }
   void superseded(Version* old, Version*) override {
     Py_XSETREF(enclosing(old)->uses, Ref::copy(nothing).release());  // the program will not use it again

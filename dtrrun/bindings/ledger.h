@@ -5,6 +5,7 @@
 #include "../core/operator.h"
 #include "policy.h"
 #include "signature.h"
+#include "tallies.h"
 
 namespace dtrrun {
 
@@ -28,6 +29,7 @@ struct Core {
     std::vector<VersionRef> changing;
   };
   std::unordered_map<int64_t, Taken> taken;
+  Tallies tallies;
 
   Core(std::unique_ptr<Backend> given, void (*forget)(Version*)) : backend(std::move(given)), ledger(*backend, forget) {}
 };
@@ -35,8 +37,8 @@ struct Core {
 struct LedgerObject {
   PyObject_HEAD
   Core* core;
-  // `evicted_by`, `tallies`: counts of evictions and rematerializations, by operator. `dtr`: the `core.dtr.DTR`.
-  PyObject *policy, *heap, *fingerprints, *outside, *observers, *decision_observers, *dtr, *evicted_by, *tallies;
+  // `dtr`: the `core.dtr.DTR`.
+  PyObject *policy, *heap, *fingerprints, *outside, *observers, *decision_observers, *dtr;
 
   static void end(PyObject* self) { delete std::exchange(reinterpret_cast<LedgerObject*>(self)->core, nullptr); }
 };
@@ -395,14 +397,12 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       L* one = as_ledger(self.get());
       one->observers = checked(PyList_New(0)).release();
       one->decision_observers = checked(PyList_New(0)).release();
-      one->evicted_by = checked(PyDict_New()).release();
-      one->tallies = checked(PyDict_New()).release();
       one->core = make_core(self.get()).release();
       return self.release();
     });
   };
-  return Base<L, &L::policy, &L::heap, &L::fingerprints, &L::outside, &L::observers, &L::decision_observers, &L::dtr, &L::evicted_by,
-              &L::tallies>::make(module + ".Ledger", create, members, methods, computed, "See `core.ledger.Ledger`.");
+  return Base<L, &L::policy, &L::heap, &L::fingerprints, &L::outside, &L::observers, &L::decision_observers, &L::dtr>::make(
+      module + ".Ledger", create, members, methods, computed, "See `core.ledger.Ledger`.");
 }
 
 }  // namespace dtrrun

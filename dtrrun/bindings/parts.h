@@ -150,8 +150,8 @@ inline PyTypeObject* make_eviction_type(const std::string& module) {
          core_of_part(self).eviction.warn_only = value != nullptr && PyObject_IsTrue(value) == 1;
          return 0;
        }, nullptr, nullptr},
-      {"evicted_by", [](PyObject* self, void*) { return Ref::copy(as_ledger(ledger_of(self))->evicted_by).release(); }, nullptr,
-       nullptr, nullptr},
+      {"evicted_by", [](PyObject* self, void*) { return guarded([&] { return core_of_part(self).tallies.evictions().release(); }); },
+       nullptr, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   return make_part_type(module + ".Eviction", methods, computed);
@@ -179,8 +179,8 @@ inline PyTypeObject* make_rematerializer_type(const std::string& module) {
       DTRRUN_NUMBER("operators_ns", ledger, &Ledger::recomputed_ns),
       DTRRUN_NUMBER("frugal_runs", rematerializer, &Rematerializer::frugal_runs),
       DTRRUN_NUMBER("last_planned", rematerializer, &Rematerializer::last_planned),
-      {"by_operator", [](PyObject* self, void*) { return Ref::copy(as_ledger(ledger_of(self))->tallies).release(); }, nullptr, nullptr,
-       nullptr},
+      {"by_operator", [](PyObject* self, void*) { return guarded([&] { return core_of_part(self).tallies.runs().release(); }); },
+       nullptr, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   return make_part_type(module + ".Rematerializer", methods, computed);

@@ -130,7 +130,7 @@ inline Ref nodes_in(const Pool& pool) {
   std::vector<int64_t> numbers = pool.numbers();
   Ref list = checked(PyList_New(static_cast<Py_ssize_t>(numbers.size())));
   for (size_t i = 0; i < numbers.size(); i++)
-    PyList_SET_ITEM(list.get(), i, as_object(pool.items.at(numbers[i]).node.get()).release());
+    PyList_SET_ITEM(list.get(), i, as_object(pool.find(numbers[i])->node.get()).release());
   return list;
 }
 

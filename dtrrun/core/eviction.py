@@ -15,7 +15,7 @@ class Eviction:
 
     evictions: int
     evicted_bytes_total: int
-    evicted_by: dict[str, int]  # by operator
+    evicted_by: dict[str, int]  # by operator; made anew each time
     over_budget: int  # how often there was no room and the program continued
     making_room_ns: int
     replaying: int  # rematerializations in progress

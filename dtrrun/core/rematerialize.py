@@ -30,7 +30,7 @@ class Rematerializer:
     rematerialized_bytes: int
     frugal_runs: int  # how often what did not fit was brought back in as little memory as possible
     operators_ns: int  # time in recomputed operators only
-    by_operator: dict[str, list[int]]  # name: [count, ns, bytes]
+    by_operator: dict[str, tuple[int, int, int]]  # name: (count, ns, bytes); made anew each time
     materialize: Materialize
     under_way_ns: Callable[[], int]
     """Return the bookkeeping time of the current rematerialization, which is counted only at its end."""

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 
+#include "policy/table.h"
 #include "version.h"
 
 namespace dtrrun {
@@ -49,13 +50,7 @@ class Versions {
   Versions(const Versions&) = delete;
 
   // Returns a borrowed version, or null.
-  Version* find(int64_t key) const {
-    if (cells_.empty()) return nullptr;
-    for (size_t place = home(key);; place = (place + 1) & mask_) {
-      const Cell& cell = cells_[place];
-      if (cell.version == nullptr || cell.key == key) return cell.version;
-    }
-  }
+  Version* find(int64_t key) const { return by_key_.find(key); }
 
   // Enters a version, replacing the previous one of the same storage.
   void put(Version* made) {
@@ -66,38 +61,26 @@ class Versions {
       made->after = old->after;
       (made->before == nullptr ? first_ : made->before->after) = made;
       (made->after == nullptr ? last_ : made->after->before) = made;
-      cells_[place_of(made->key)].version = made;
+      by_key_.put(made->key, made);
       changes_++;  // an iterator may point to the old one
       leave(old);
       return;
     }
     keep(made);
-    if (4 * (count_ + 1) > 3 * cells_.size()) grow();
-    size_t place = home(made->key);
-    while (cells_[place].version != nullptr) place = (place + 1) & mask_;
-    cells_[place] = {made->key, made};
+    by_key_.put(made->key, made);
     made->before = last_;
     made->after = nullptr;
     (last_ == nullptr ? first_ : last_->after) = made;
     last_ = made;
-    count_++;
     changes_++;
   }
 
   // Returns whether there was a version.
   bool remove(int64_t key) {
-    Version* one = find(key);
+    Version* one = by_key_.remove(key);
     if (one == nullptr) return false;
-    size_t hole = place_of(key);
-    for (size_t next = (hole + 1) & mask_; cells_[next].version != nullptr; next = (next + 1) & mask_) {
-      if (((next - home(cells_[next].key)) & mask_) < ((next - hole) & mask_)) continue;
-      cells_[hole] = cells_[next];
-      hole = next;
-    }
-    cells_[hole] = {};
     (one->before == nullptr ? first_ : one->before->after) = one->after;
     (one->after == nullptr ? last_ : one->after->before) = one->before;
-    count_--;
     changes_++;
     leave(one);
     return true;
@@ -107,7 +90,7 @@ class Versions {
     while (first_ != nullptr) remove(first_->key);
   }
 
-  size_t size() const { return count_; }
+  size_t size() const { return by_key_.size(); }
   uint64_t changes() const { return changes_; }
   Version* first() const { return first_; }
   Version* last() const { return last_; }
@@ -118,39 +101,14 @@ class Versions {
   }
 
  private:
-  struct Cell {
-    int64_t key = 0;
-    Version* version = nullptr;  // an owning reference
-  };
-
   void leave(Version* one) {
     forget_(one);
     one->before = one->after = nullptr;
     let_go(one);
   }
-  size_t home(int64_t key) const {  // addresses are 16 bytes apart
-    return static_cast<size_t>((static_cast<uint64_t>(key) >> 4) * 0x9E3779B97F4A7C15ull >> 20) & mask_;
-  }
-  size_t place_of(int64_t key) const {
-    size_t place = home(key);
-    while (cells_[place].key != key || cells_[place].version == nullptr) place = (place + 1) & mask_;
-    return place;
-  }
-  void grow() {
-    std::vector<Cell> before(std::max<size_t>(64, 2 * cells_.size()));
-    std::swap(before, cells_);
-    mask_ = cells_.size() - 1;
-    for (const Cell& cell : before) {
-      if (cell.version == nullptr) continue;
-      size_t place = home(cell.key);
-      while (cells_[place].version != nullptr) place = (place + 1) & mask_;
-      cells_[place] = cell;
-    }
-  }
 
   void (*const forget_)(Version*);
-  std::vector<Cell> cells_;
-  size_t mask_ = 0, count_ = 0;
+  Table<Version> by_key_;  // owning references
   uint64_t changes_ = 0;
   Version *first_ = nullptr, *last_ = nullptr;
 };

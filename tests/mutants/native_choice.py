@@ -46,20 +46,22 @@ native(
      ALL_OF_THE_MODEL),
     ("a sample is the whole pool", "if («sample_ && !large.empty()»)", "false",
      "unit/policy::a_sample_is_the_root_of_the_pool"),
-    ("small storages are chosen like others", "if («ignore_small_ == 0» || pool_.items.empty()) return 0;",
+    ("small storages are chosen like others", "if («ignore_small_ == 0» || pool_.size() == 0) return 0;",
      "true", "unit/policy::small_nodes_are_chosen_last"),
 )
 native(
     "neighbourhoods", "core/policy/neighbourhood.h",
-    ("neighbourhoods cost nothing", "«reach.cost += member->cost;»", "",
+    ("neighbourhoods cost nothing", "walks_) «reach.cost += member->cost;»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
-    ("evicted descendants are left out", "if (!ancestors_only_) «walked_below(node, number, item);»", "",
+    ("evicted ancestors cost nothing", "«reach.cost_above += member->cost;»", "",
+     "decisions/decisions::a_block_of_the_sample[7]"),
+    ("evicted descendants are left out", "«walked_below(node, number, item);» if (!reach.cost_known)", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("what was cached of ancestors stays",
-     "if (item.reach) «item.reach->above_known = item.reach->cost_known = false;»", "",
+     "«item.reach.above_known = item.reach.cost_known = false;»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("what was cached of descendants stays",
-     "if (item.reach) «item.reach->below_known = item.reach->cost_known = false;»", "",
+     "«item.reach.below_known = item.reach.cost_known = false;»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("scores are not computed anew when a neighbour comes back",
      "«pool_.make_due(member->watchers);» pool_.make_due(member->watchers_below);", "",
@@ -85,8 +87,11 @@ native(
 )
 native(
     "pool", "core/policy/pool.h",
-    ("the pool does not know its bytes", "«nbytes -= node->nbytes;» KeptNode last", "",
+    ("the pool does not know its bytes", "if (item) «nbytes -= node->nbytes;»", "",
      "programs/programs::random_programs"),
+    ("what is noted twice is forgotten",
+     "return item == nullptr || «std::exchange(item->seen, drops_) == drops_»;", "true",
+     "unit/policy::so_they_are_in_long_runs[h_dtr]"),
 )
 native(
     "evicted storages", "core/policy/evicted.h",

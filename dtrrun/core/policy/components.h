@@ -92,15 +92,14 @@ class Components final : public Neighbourhood {
   std::pair<int64_t, double> watched_cost(Node* node, int64_t number, Item&) override {
     int64_t cost = node->cost;
     auto lower = static_cast<double>(cost);
-    auto is_stale = [&](int64_t other) { return !pool_.has(other); };
     find_neighbours(node);
     roots_.clear();
     for (Component* neighbour : neighbours_) {
-      neighbour->watchers.add(number, is_stale);
+      pool_.watch(neighbour->watchers, number);
       Component* root = find(neighbour);
       if (std::find(roots_.begin(), roots_.end(), root) != roots_.end()) continue;
       roots_.push_back(root);
-      root->watchers_of_all.add(number, is_stale);
+      pool_.watch(root->watchers_of_all, number);
       root->floor = std::max(root->floor, static_cast<double>(root->total) * (1 - SLACK));
       cost += root->total;
       lower += root->floor;

@@ -18,15 +18,15 @@ namespace dtrrun {
 // Numbers of nodes in the pool. May contain duplicates.
 class Numbers {
  public:
-  template <class IsStale>
-  void add(int64_t number, const IsStale& is_stale) {
+  // drop: drops from a vector of numbers those that occur twice, or whose nodes are no longer in the pool.
+  template <class Drop>
+  void add(int64_t number, const Drop& drop) {
     if (!all_.empty() && all_.back() == number) return;
+    if (all_.capacity() == 0) all_.reserve(FEW);
     all_.push_back(number);
     if (all_.size() < limit_) return;
-    std::sort(all_.begin(), all_.end());
-    all_.erase(std::unique(all_.begin(), all_.end()), all_.end());
-    all_.erase(std::remove_if(all_.begin(), all_.end(), is_stale), all_.end());
-    limit_ = std::max<size_t>(64, 2 * all_.size());
+    drop(all_);
+    limit_ = std::max(MANY, 2 * all_.size());
   }
   void take(Numbers& other) {  // moves the smaller set into the larger one
     if (all_.size() < other.all_.size()) std::swap(all_, other.all_);
@@ -41,8 +41,9 @@ class Numbers {
   const std::vector<int64_t>& all() const { return all_; }
 
  private:
+  static constexpr size_t FEW = 16, MANY = 64;
   std::vector<int64_t> all_;
-  size_t limit_ = 64;
+  size_t limit_ = MANY;
 };
 
 // An owning reference to an evicted storage. Counted without atomics: for one thread at a time.

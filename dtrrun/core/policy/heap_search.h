@@ -21,7 +21,7 @@ class HeapSearch final : public Search {
     if (foresight_->look()) {  // the expected times are for another step or position
       pool_.make_all_due();
       expected_.clear();
-      for (auto& [number, item] : pool_.items) item.expected = NEVER;
+      pool_.each([](int64_t, Item& item) { item.expected = NEVER; });
     } else if (foresight_->predicts()) {
       while (!expected_.empty() && expected_.front().time <= foresight_->position()) {
         auto [time, number] = pop(expected_);
@@ -117,10 +117,9 @@ class HeapSearch final : public Search {
 
   void set_longest(int64_t now) {
     if (origin_ == NEVER)
-      for (const auto& [number, item] : pool_.items)
-        origin_ = std::min(origin_, item.node->last_access);
+      pool_.each([&](int64_t, const Item& item) { origin_ = std::min(origin_, item.node->last_access); });
     if (origin_ != NEVER)
-      longest_ = static_cast<int64_t>(static_cast<__int128>(now - origin_) * static_cast<__int128>(pool_.items.size()) /
+      longest_ = static_cast<int64_t>(static_cast<__int128>(now - origin_) * static_cast<__int128>(pool_.size()) /
                                       pool_.inserted());
   }
 
@@ -250,11 +249,12 @@ class HeapSearch final : public Search {
 
   // Drops stale entries when they outnumber the valid ones.
   void drop_stale_entries() {
-    size_t limit = 64 + 2 * pool_.items.size();
+    size_t limit = 64 + 2 * pool_.size();
     if (expected_.size() > limit) {
       expected_.clear();
-      for (auto& [number, item] : pool_.items)
+      pool_.each([&](int64_t number, const Item& item) {
         if (item.expected != NEVER) expected_.push_back({item.expected, number});
+      });
       std::make_heap(expected_.begin(), expected_.end());
     }
     if (std::max(bounds_.size(), wakings_.size()) <= limit) return;
@@ -266,10 +266,10 @@ class HeapSearch final : public Search {
                   bounds_.end());
     std::make_heap(bounds_.begin(), bounds_.end());
     wakings_.clear();
-    for (auto& [number, item] : pool_.items) {
+    pool_.each([&](int64_t number, Item& item) {
       if (!item.asleep) item.waking = NEVER;
       if (item.waking != NEVER) wakings_.push_back({item.waking, number});
-    }
+    });
     std::make_heap(wakings_.begin(), wakings_.end());
   }
 

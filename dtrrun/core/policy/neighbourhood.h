@@ -99,12 +99,12 @@ class ExactNeighbourhood final : public Neighbourhood {
 
   int64_t projected_cost(Node* node, int64_t number, Item& item) override {
     Reach& reach = walked_above(node, number, item);
-    if (!ancestors_only_) walked_below(node, number, item);
+    if (ancestors_only_) return node->cost + reach.cost_above;
+    walked_below(node, number, item);
     if (!reach.cost_known) {
       reach.cost = 0;
       walks_++;
       for (const auto* members : {&reach.above, &reach.below}) {
-        if (members == &reach.below && ancestors_only_) break;
         for (const Reference& one : *members) {  // storages that are mutated using one another can be on both sides
           auto* member = static_cast<Member*>(one.get());
           if (std::exchange(member->walk, walks_) != walks_) reach.cost += member->cost;
@@ -144,11 +144,11 @@ class ExactNeighbourhood final : public Neighbourhood {
 
   // -- what is cached --
 
-  void forget_above(Item& item) {
-    if (item.reach) item.reach->above_known = item.reach->cost_known = false;
+  static void forget_above(Item& item) {
+    item.reach.above_known = item.reach.cost_known = false;
   }
-  void forget_below(Item& item) {
-    if (item.reach) item.reach->below_known = item.reach->cost_known = false;
+  static void forget_below(Item& item) {
+    item.reach.below_known = item.reach.cost_known = false;
   }
   void forget_above(const Numbers& numbers) {
     visited += static_cast<int64_t>(numbers.all().size());
@@ -160,19 +160,13 @@ class ExactNeighbourhood final : public Neighbourhood {
     for (int64_t number : numbers.all())
       if (Item* item = pool_.find(number)) forget_below(*item);
   }
-  void watch(Numbers& watchers, int64_t number) const {
-    watchers.add(number, [&](int64_t other) { return !pool_.has(other); });
-  }
-  static Reach& reach_of(Item& item) {
-    if (!item.reach) item.reach = std::make_unique<Reach>();
-    return *item.reach;
-  }
   Reach& walked_above(Node* node, int64_t number, Item& item) {
-    Reach& reach = reach_of(item);
+    Reach& reach = item.reach;
     if (reach.above_known) return reach;
     reach.above_known = true;
     reach.cost_known = false;
     reach.above.clear();
+    reach.cost_above = 0;
     walks_++;
     Operation first = node->inputs();
     pending_.assign(first.begin(), first.end());
@@ -182,20 +176,21 @@ class ExactNeighbourhood final : public Neighbourhood {
       pending_.pop_back();
       if (Member* member = member_of(storage)) {
         if (std::exchange(member->walk, walks_) == walks_) continue;
-        reach.above.emplace_back(member);
-        watch(member->watchers_below, number);
+        reach.cost_above += member->cost;
+        if (!ancestors_only_) reach.above.emplace_back(member);
+        pool_.watch(member->watchers_below, number);
         Operation inputs = storage->inputs();
-        pending_.insert(pending_.end(), inputs.begin(), inputs.end());
+        for (Node* parent : inputs) pending_.push_back(parent);
         visited += inputs.count;
       } else if (!storage->constant()) {
         if (storage->walks == nullptr) storage->walks = new Numbers;
-        watch(*storage->walks, number);
+        pool_.watch(*storage->walks, number);
       }
     }
     return reach;
   }
   Reach& walked_below(Node* node, int64_t number, Item& item) {
-    Reach& reach = reach_of(item);
+    Reach& reach = item.reach;
     if (reach.below_known) return reach;
     reach.below_known = true;
     reach.cost_known = false;
@@ -210,7 +205,7 @@ class ExactNeighbourhood final : public Neighbourhood {
         auto* member = static_cast<Member*>(one.get());
         if (member->node == nullptr || member->gone || std::exchange(member->walk, walks_) == walks_) continue;
         reach.below.push_back(one);
-        watch(member->watchers, number);
+        pool_.watch(member->watchers, number);
         pending_.push_back(member->node);
       }
     }

@@ -22,7 +22,7 @@ class Policy {
       : heuristic_(std::move(heuristic)), pool_(options.latest), foresight_(std::make_unique<Foresight>()),
         neighbourhood_(make_neighbourhood()), search_(make_search(std::move(options))) {}
 
-  size_t size() const { return pool_.items.size(); }
+  size_t size() const { return pool_.size(); }
   const Pool& pool() const { return pool_; }
   int64_t& score_evaluations() { return search_->score_evaluations; }
   int64_t& scoring_ns() { return search_->scoring_ns; }

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdlib>
-#include <unordered_map>
 
 #include "evicted.h"
+#include "table.h"
 
 namespace dtrrun {
 
@@ -13,8 +13,8 @@ constexpr int64_t NEVER = INT64_MAX;
 // What is cached of a node's exact neighbourhood.
 struct Reach {
   bool above_known = false, below_known = false, cost_known = false;
-  int64_t cost = 0;  // their total cost
-  std::vector<Reference> above, below;
+  int64_t cost = 0, cost_above = 0;     // the total cost of both, and of those above
+  std::vector<Reference> above, below;  // above: empty if only its cost is asked for
 };
 
 struct Item {
@@ -28,47 +28,49 @@ struct Item {
   double share = 0;            // a lower bound of its score at staleness 1
   int64_t waking = NEVER;      // the time of its valid entry in `wakings_`
   int64_t expected = NEVER;    // that in `expected_`: the time in the recorded step at which its score may fall
-  std::unique_ptr<Reach> reach;  // null until it is needed
+  Reach reach;
+  uint64_t seen = 0;             // by the last `drop_repeated` that has met its number
 };
 
 class Pool {
  public:
   // latest: of equal scores, that of the node inserted last counts as the least, not that of the first.
   explicit Pool(bool latest) : step_(latest ? -1 : 1) {}
+  ~Pool() { clear(); }
+  Pool(const Pool&) = delete;
 
   int64_t nbytes = 0;
-  std::unordered_map<int64_t, Item> items;
   std::vector<int64_t> due;  // numbers whose score must be computed before the next choice
 
   // Returns how many nodes have been inserted so far.
   int64_t inserted() const { return std::abs(last_number_); }
 
-  Item* find(int64_t number) {
-    auto place = items.find(number);
-    return place == items.end() ? nullptr : &place->second;
-  }
+  size_t size() const { return items_.size(); }
+  Item* find(int64_t number) const { return items_.find(number); }
   // Returns a node's item, or null if it is not in the pool.
-  Item* find(const Node* node) { return node->pool_id == 0 ? nullptr : find(node->pool_id); }
-  bool has(int64_t number) const { return items.count(number) != 0; }
+  Item* find(const Node* node) const { return node->pool_id == 0 ? nullptr : find(node->pool_id); }
+  // Calls function(number, item) for each, in no particular order.
+  template <class Function>
+  void each(const Function& function) const {
+    items_.each(function);
+  }
 
   // No effect if the node is in the pool already, or has no bytes.
   void insert(Node* node) {
     if (node->pool_id != 0 || node->nbytes <= 0) return;
     last_number_ += step_;
     node->pool_id = last_number_;
-    Item& item = items[last_number_];
-    item.node = KeptNode(node);
+    auto* item = new Item;
+    items_.put(last_number_, item);
+    item->node = KeptNode(node);
     nbytes += node->nbytes;
-    make_due(last_number_, item);
+    make_due(last_number_, *item);
   }
   // No effect if it is not in the pool.
   void discard(Node* node) {
     if (node->pool_id == 0) return;
-    auto place = items.find(std::exchange(node->pool_id, 0));
-    if (place == items.end()) return;  // the pool has been cleared
-    nbytes -= node->nbytes;
-    KeptNode last = std::move(place->second.node);
-    items.erase(place);
+    std::unique_ptr<Item> item(items_.remove(std::exchange(node->pool_id, 0)));
+    if (item) nbytes -= node->nbytes;  // otherwise the pool has been cleared
   }
   void make_due(int64_t number, Item& item) {
     if (item.due) return;
@@ -80,19 +82,37 @@ class Pool {
       if (Item* item = find(number)) make_due(number, *item);
   }
   void make_all_due() {
-    for (auto& [number, item] : items) make_due(number, item);
+    each([&](int64_t number, Item& item) { make_due(number, item); });
+  }
+  // Notes that a node with this number relies on something.
+  void watch(Numbers& watchers, int64_t number) {
+    watchers.add(number, [&](std::vector<int64_t>& all) { drop_repeated(all); });
   }
   // Returns the numbers in the order in which the nodes were inserted.
   std::vector<int64_t> numbers() const {
     std::vector<int64_t> all;
-    for (const auto& [number, item] : items) all.push_back(number);
+    each([&](int64_t number, const Item&) { all.push_back(number); });
     std::sort(all.begin(), all.end(), [](int64_t a, int64_t b) { return std::abs(a) < std::abs(b); });
     return all;
   }
   // Drops the references to all nodes, without updating the nodes.
-  void clear() { std::unordered_map<int64_t, Item>().swap(items); }
+  void clear() {
+    std::exchange(items_, {}).each([](int64_t, Item& item) { delete &item; });
+  }
 
  private:
+  // Drops numbers that occur twice, or whose nodes are no longer here.
+  void drop_repeated(std::vector<int64_t>& numbers) {
+    drops_++;
+    auto is_superfluous = [&](int64_t number) {
+      Item* item = find(number);
+      return item == nullptr || std::exchange(item->seen, drops_) == drops_;
+    };
+    numbers.erase(std::remove_if(numbers.begin(), numbers.end(), is_superfluous), numbers.end());
+  }
+
+  Table<Item> items_;  // which this owns
+  uint64_t drops_ = 0;
   const int64_t step_;
   int64_t last_number_ = 0;
 };

@@ -83,8 +83,8 @@ class Scan final : public Search {
 
  private:
   double least_nbytes() const {
-    if (ignore_small_ == 0 || pool_.items.empty()) return 0;
-    return ignore_small_ * static_cast<double>(pool_.nbytes) / static_cast<double>(pool_.items.size());
+    if (ignore_small_ == 0 || pool_.size() == 0) return 0;
+    return ignore_small_ * static_cast<double>(pool_.nbytes) / static_cast<double>(pool_.size());
   }
   KeptNode least(const std::vector<int64_t>& candidates, int64_t now, const Evictable& evictable) {
     std::vector<std::pair<double, int64_t>> scored;

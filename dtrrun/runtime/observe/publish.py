@@ -78,7 +78,7 @@ def tables(session: Session) -> dict[str, Any]:
         for name in names
         for count, ns, nbytes in [by_operator.get(name, (0, 0, 0))]
     ]
-    operators.sort(key=lambda row: (-row["seconds"], -row["evictions"]))
+    operators.sort(key=lambda row: (-row["seconds"], -row["evictions"], row["name"]))
     pinned: dict[str, list[int]] = {}
     for version in list(ledger.versions.values()):
         if version.resident and version.operation is None:
