@@ -182,7 +182,8 @@ class RuntimeSettings:
         "auto",
     )
     max_slowdown: float | None = option(
-        "Treat a step as thrashing when it takes more than X times as long as its own work.",
+        "Treat a step as thrashing when recomputation makes it take more than X times as long as its own "
+        "work.",
         LIMITS,
         read=values.slowdown,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtrrun.runtime.observe.steps import MOST, overhead_ns, slowdown
+from dtrrun.runtime.observe.steps import MOST, overhead_ns
 from dtrrun.settings import RuntimeSettings
 
 THRASHING = 10.0  # the slowdown that causes a warning by default
@@ -38,9 +38,12 @@ class Thrashing:
             if first != step["index"]:
                 steps = f"steps {first} to {step['index']}"
             step, self._window = self._window, {}
-        if overhead_ns(step) <= grace_ns or not (step["evictions"] or step["rematerializations"]):
+        # Bookkeeping does not count: a larger budget has it, too, and in the first steps it includes imports.
+        recomputing = overhead_ns(step) - step["bookkeeping_ns"]
+        if recomputing <= grace_ns or not (step["evictions"] or step["rematerializations"]):
             return  # without evictions the budget is not the cause
-        found = min(slowdown(step), MOST)
+        own = max(step["wall_ns"] - overhead_ns(step), 1)
+        found = min((own + recomputing) / own, MOST)
         if found <= (most or THRASHING):
             return
         if most is not None and self._settings.on_thrash == "stop":
