@@ -111,10 +111,6 @@ class Describer {
     return fits ? versions_.of(tensor) : nullptr;  // Python raises the error
   }
 
-  static bool plain(const at::Tensor& tensor) {
-    return tensor.defined() && !has_python_key(tensor);
-  }
-
  private:
   static IValue number_in(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
@@ -140,7 +136,7 @@ class Describer {
     } else if (kwarg_only && !writes) {
       return false;
     } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
-      Version* found = plain(tensor) ? versions_.of(tensor) : nullptr;
+      Version* found = is_plain(tensor) ? versions_.of(tensor) : nullptr;
       if (found == nullptr || found->escaped || !found->resident) return false;
       if (!call.statistics.empty() && call.versions[call.statistics[0]] == found) return false;  // both in one storage
       key_.add(tensor);
@@ -172,7 +168,7 @@ class Describer {
     return true;
   }
   bool read(FastCall& call, const at::Tensor& tensor) {
-    if (!plain(tensor) || !device_.has(tensor.device())) return false;
+    if (!is_plain(tensor) || !device_.has(tensor.device())) return false;
     Version* found = known_or_adopted(tensor);
     if (found == nullptr || versions_.fingerprints.is_workspace(found)) return false;
     if (found->escaped && call.info.handler != HandlerKind::VIEW) return false;

@@ -181,7 +181,7 @@ class Interposer {
   bool pin_gradient(const at::Tensor& gradient) {
     Off off;
     ActiveThreadGuard visit(*this);
-    if (!Describer::plain(gradient) || !is_plain_kind(gradient, device) || !may_be_fast()) return false;
+    if (!is_plain(gradient) || !is_plain_kind(gradient, device) || !may_be_fast()) return false;
     if (versions_.observers.any()) return false;
     if (inside_ != 0) return false;  // a kernel has started its own backward pass
     Turn turn(lock_, shared_);
@@ -383,7 +383,7 @@ class Interposer {
   bool view(OperatorInfo& info, Arrival& arrival, const Stopwatch& watch) {
     ledger.collect_dead();
     const at::Tensor* first = arrival.first();
-    if (first == nullptr || !Describer::plain(*first)) return false;
+    if (first == nullptr || !is_plain(*first)) return false;
     Version* found = describer_.known_or_adopted(*first);
     if (found == nullptr || !(found->resident || info.untouching)) return false;
     found->last_access = ledger.clock;
@@ -422,7 +422,7 @@ class Interposer {
   // that waits for that mutex while it holds the GIL.
   bool view_out_of_turn(OperatorInfo& info, Arrival& arrival) {
     const at::Tensor* first = arrival.first();
-    if (first == nullptr || !Describer::plain(*first)) return false;
+    if (first == nullptr || !is_plain(*first)) return false;
     ledger.some_died();  // reports deaths to the table
     const Version* found = versions_.of(*first);
     if (found == nullptr || !(found->resident || info.untouching)) return false;

@@ -90,7 +90,7 @@ class ListUpdates {
   }
 
   bool add(const at::Tensor& tensor, bool writes, int64_t& nbytes, uint64_t& dtypes) {
-    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python)) return false;
+    if (!is_plain(tensor)) return false;
     Version* one = versions_.of(tensor);
     if (one == nullptr) return false;
     found_.push_back(one);

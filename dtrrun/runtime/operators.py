@@ -48,9 +48,6 @@ _UNTOUCHING = {"aten::detach", "aten::alias", "aten::lift_fresh"}
 _RESIZES = {"aten::resize_", "aten::resize_as_", "aten::_resize_output_"}
 _RESHAPES_STORAGE = {"aten::set_", *_RESIZES}
 
-# The results carry a conjugate or negative bit, and have no new memory.
-_LAZY_BITS = {"aten::_conj", "aten::_neg_view"}
-
 # One result is a workspace, parts of which are never written: `--verify` must not compare it.
 _OPAQUE_OUTPUT = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 3, "aten::cudnn_batch_norm": 3}
 
@@ -206,7 +203,6 @@ class Operator:
         "grows",
         "higher_order",
         "keeps_state",
-        "lazy_bits",
         "makes_tensors",
         "mutates",
         "name",
@@ -238,7 +234,7 @@ class Operator:
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
         if self.higher_order:
             self.name = func.name()
-            self.simple = self.lazy_bits = self.foreign = self.updates_lists = False
+            self.simple = self.foreign = self.updates_lists = False
             return
         schema = func._schema
         name: str = schema.name
@@ -322,7 +318,6 @@ class Operator:
         self.compares_tensors = name in _COMPARES_TENSORS
         self.read_unseen = _READ_UNSEEN.get(name, -1)
         self.reduces = name in _REDUCES_LAST
-        self.lazy_bits = name in _LAZY_BITS
         # They change one input, a workspace; the others are only read.
         self.writes_beside = name in _WRITES_UNSAID and len(self.mutates) == 1
         special = (

@@ -6,6 +6,8 @@ from programs import check, check_stress, mlp
 from torch import nn
 from torch.nn import functional as F
 
+import dtrrun
+
 
 def test_geometries_and_types():
     def program():
@@ -68,6 +70,20 @@ def test_complex_numbers_and_lazy_conjugates():
         return kept
 
     check(program)
+
+
+def test_a_lazy_conjugate_takes_only_what_reads_it_off_the_fast_path():
+    with dtrrun.budget("1GB") as session:
+        z, x = torch.randn(16, 16, dtype=torch.complex64), torch.randn(16, 16)
+        conjugate = z.conj()
+        for _ in range(3):
+            results = x.sin(), x.T, conjugate @ z
+        before = session.interposer.python_calls
+        results = x.sin(), x.T, conjugate @ z
+        again = {name for name, count in session.interposer.python_calls.items() if count != before.get(name)}
+        assert torch.equal(results[2], torch.resolve_conj(conjugate) @ z)
+    assert "aten.mm" in again
+    assert "aten.sin" not in again
 
 
 def test_conjugate_made_before_the_session():

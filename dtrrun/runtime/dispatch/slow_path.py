@@ -142,8 +142,6 @@ class SlowPath:
     def learn(self, func: Any) -> Operator:
         """Return the facts about an operator seen for the first time."""
         operator = self.operators[id(func)] = operator_of(func)
-        if operator.lazy_bits:
-            self.reasons.add("lazy bits")  # the fast path does not check for conjugate and negative views
         return operator
 
     # -- running an operator ---------------------------------------------------------------------
@@ -394,8 +392,6 @@ class SlowPath:
             version = self._operators.adopt(storage)
             if held and not version.escaped:  # the program can read and write unseen through it
                 version.escaped, version.pin = True, "handed out"
-            if tensor.is_neg():
-                self.reasons.add("lazy bits")  # negative views of it may predate the session
             if tensor.requires_grad and is_leaf(tensor):
                 version.pin = "parameter"
                 self._met_leaf(tensor)
