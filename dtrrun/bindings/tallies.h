@@ -9,16 +9,16 @@
 namespace dtrrun {
 
 struct Tally {
-  int64_t evictions = 0;            // of what the operator had made
-  int64_t runs = 0, ns = 0, nbytes = 0;  // number of times that it ran again, and what these took and made
+  int64_t evictions = 0;                 // of what the operator had made
+  int64_t runs = 0, ns = 0, nbytes = 0;  // how often it ran again, and the time and the bytes of that
 };
 
 class Tallies {
  public:
   // Returns the tally of an operator, which has a `name`.
   Tally& of(PyObject* object) {
-    static PyObject* attribute = PyUnicode_InternFromString("name");
-    Ref name = checked(PyObject_GetAttr(object, attribute));
+    static PyObject* its_name = PyUnicode_InternFromString("name");  // `attribute` would make a new string each time
+    Ref name = checked(PyObject_GetAttr(object, its_name));
     Named& found = all_[name.get()];
     if (!found.name) found.name = std::move(name);
     return found.tally;

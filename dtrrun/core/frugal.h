@@ -7,6 +7,8 @@
 // operation takes must be in memory.
 #pragma once
 
+#include <optional>
+
 #include "recompute.h"
 
 namespace dtrrun {
@@ -88,8 +90,7 @@ class FrugalRun {
     const int64_t change_;
   };
 
-  // An operation in a plan, and the versions that it is to make. The last step of all has no operation. References are weak, so
-  // that `Version::readers` counts only what will still be read.
+  // An operation in a plan, and the versions that it is to make. The last step of all has no operation, but targets.
   struct Step {
     OperationRef maker;
     std::vector<VersionRef> targets;  // of the last step of all

@@ -1,4 +1,4 @@
-// Runs a recorded operation again whose inputs are in memory (paper, Sec. 2 and App. C.4).
+// Runs one recorded operation again, once its inputs are in memory and locked (paper, Sec. 2 and App. C.4).
 #pragma once
 
 #include "eviction.h"

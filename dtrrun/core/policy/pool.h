@@ -29,7 +29,7 @@ struct Item {
   int64_t waking = NEVER;      // the time of its valid entry in `wakings_`
   int64_t expected = NEVER;    // that in `expected_`: the time in the recorded step at which its score may fall
   Reach reach;
-  uint64_t seen = 0;             // by the last `drop_repeated` that has met its number
+  uint64_t seen = 0;           // by the last `drop_repeated` that has met its number
 };
 
 class Pool {

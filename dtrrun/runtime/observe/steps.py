@@ -82,6 +82,11 @@ def overhead_ns(step: dict[str, int]) -> int:
     return sum(step.get(name, 0) for name in OVERHEADS)
 
 
+def own_ns(step: dict[str, int]) -> int:
+    """Return a step's time without that overhead."""
+    return max(step["wall_ns"] - overhead_ns(step), 1)
+
+
 def slowdown(step: dict[str, int]) -> float:
     """Return a step's time relative to the time without that overhead (1.0: none)."""
-    return step["wall_ns"] / max(step["wall_ns"] - overhead_ns(step), 1)
+    return step["wall_ns"] / own_ns(step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtrrun.runtime.observe.steps import MOST, overhead_ns
+from dtrrun.runtime.observe.steps import MOST, overhead_ns, own_ns
 from dtrrun.settings import RuntimeSettings
 
 THRASHING = 10.0  # the slowdown that causes a warning by default
@@ -42,8 +42,7 @@ class Thrashing:
         recomputing = overhead_ns(step) - step["bookkeeping_ns"]
         if recomputing <= grace_ns or not (step["evictions"] or step["rematerializations"]):
             return  # without evictions the budget is not the cause
-        own = max(step["wall_ns"] - overhead_ns(step), 1)
-        found = min((own + recomputing) / own, MOST)
+        found = min(1 + recomputing / own_ns(step), MOST)
         if found <= (most or THRASHING):
             return
         if most is not None and self._settings.on_thrash == "stop":
