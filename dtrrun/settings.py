@@ -111,8 +111,8 @@ class RuntimeSettings:
     """One training process's options, and further information from the launcher; sizes in bytes."""
 
     budget_bytes: int | None = option(
-        "The most memory that tensors may take: 6GB (10^9), 6GiB (2^30), 512MB, or 50% of the device's "
-        "memory. Without a budget, memory is counted and nothing is evicted.",
+        "The most memory that tensors may take: 6GB or 6G (10^9), 6GiB or 6Gi (2^30), 512MB, or 50% of the "
+        "device's memory. Without a budget, memory is counted and nothing is evicted.",
         BUDGET,
         read=values.amount,
         key="budget",

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: `6GB`, `1.5GiB`, `123456789B`, `50%`. Standard library only."""
+"""Amounts of memory as people write them: `6GB`, `6 GB`, `6G`, `1.5GiB`, `50%`. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 UNITS = {"b": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024))
+    for suffix, base in (("", 1000), ("b", 1000), ("i", 1024), ("ib", 1024))
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+|%)?", re.IGNORECASE)
 
@@ -16,8 +16,8 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]+|%)?", re.IGNORECASE)
 def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
     """Parse a size: a number with a unit, or a percentage of `whole()` bytes (of the device's memory).
 
-    GB is 10^9 bytes and GiB 2^30; fractions of a byte are dropped. Raises ValueError with a message for the
-    user.
+    G and GB are 10^9 bytes, Gi and GiB 2^30, in upper or lower case, with or without a space before them.
+    Fractions of a byte are dropped. Raises ValueError with a message for the user.
     """
     from decimal import Decimal  # not needed by every training process
 
@@ -33,12 +33,6 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
         size = int(number / 100 * whole())
     elif unit in UNITS:
         size = int(number * UNITS[unit])
-    elif unit + "b" in UNITS:
-        long = match[2].upper().replace("I", "i") + "B"
-        meant = (
-            f"{match[1]}{long}" if "i" in unit else f"{match[1]}{unit.upper()}B or {match[1]}{unit.upper()}iB"
-        )
-        raise ValueError(f"{text!r} has an incomplete unit; write {meant}")
     else:
         raise ValueError(
             f"{text!r} has an unknown unit; known are B, kB, MB, GB, TB, KiB, MiB, GiB, TiB and %"

@@ -224,7 +224,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _budget(text: str) -> float | int:
-    if not re.fullmatch(r"[\d.]+%?", text):
+    if not re.fullmatch(r"[\d.]+\s*%?", text):
         return parse_size(text)
     value = number(text[:-1]) / 100 if text.endswith("%") else number(text)
     if not 0 < value <= 1:

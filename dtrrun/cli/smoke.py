@@ -29,6 +29,9 @@ from dtrrun.views.text import times
 SCHEMA = "dtrrun.smoke/1"
 FAILED_CHECK = 1
 WORDS = {True: "ok", False: "FAILED", None: "skipped"}
+SHARES = ("60%", "70%", "80%", "90%")
+"""Without --budget: shares of the program's peak, of which the first that is enough is used."""
+BY_DEFAULT = f"{SHARES[0]} or more"
 SETTLING_SECONDS = 120.0  # in addition to the budget's slowdown: first imports, a busy machine
 TIMES_PLAIN = 20
 
@@ -51,7 +54,12 @@ WHAT = "What to check"
 class Smoke:
     """The options of `dtrrun smoke`."""
 
-    budget: str = option("6GB, 512MB, or a share of the plain run's peak.", WHAT, "60%", read=values.amount)
+    budget: str | None = option(
+        "6GB, 512MB, or a share of the program's peak (by default 60%, or the first of 70%, 80% and 90% that "
+        "is enough).",
+        WHAT,
+        read=values.amount,
+    )
     steps: int = option("End each run after N optimizer steps.", WHAT, 3)
     max_slowdown: float | None = option(
         "Fail if a step in the budget takes more than X times as long as a plain one (no limit by default).",
@@ -99,7 +107,7 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
     with report_writer(json) as write, file_writer(given.junit, "--junit") as write_junit:
         unprinted: list[str] = []
         shown: Callable[[str], None] = (lambda line: None) if quiet else _printer(json, unprinted)
-        shown(f"dtrrun smoke: {title}, {times(given.steps, 'step')}, budget {given.budget}")
+        shown(f"dtrrun smoke: {title}, {times(given.steps, 'step')}, budget {given.budget or BY_DEFAULT}")
         with interrupting():  # so that nothing is left behind
             checks, failed, budget_bytes = _check(given, settings, command, shown)
         passed = not any(check.passed is False for check in checks)
@@ -147,12 +155,20 @@ def _check(
     if not add(check_run(NAMES[0], plain)):
         return give_up(plain, "the plain run failed")
     patience = SETTLING_SECONDS + TIMES_PLAIN * plain.ended.seconds
-    nbytes, counted = _bytes(given.budget, lambda: run_once(settings, command, patience))
+    budgets = (given.budget,) if given.budget else SHARES
+    counted = run_once(settings, command, patience) if "%" in budgets[0] else None
     if counted is not None and counted.error:
         add(check_run(NAMES[1], counted))
         return give_up(counted, "the run without a budget failed under dtrrun")
-    other = run_once(replace(settings, budget_bytes=nbytes), command, patience)
-    if not add(check_run(NAMES[1], other)):
+    for budget in budgets:
+        nbytes = _bytes(budget, counted)
+        other = run_once(replace(settings, budget_bytes=nbytes), command, patience)
+        if not other.too_small:
+            break
+    check = check_run(NAMES[1], other)
+    if not given.budget:
+        check = replace(check, detail=_with_share(check.detail, budget, other))
+    if not add(check):
         return give_up(other, "the run in the budget failed")
     add(check_state(plain, other, lambda: run_once(replace(settings, plain=True), command, patience)))
     add(check_peak(other, nbytes))
@@ -160,25 +176,26 @@ def _check(
     return checks, None, nbytes
 
 
-def _bytes(budget: str, count: Callable[[], Run]) -> tuple[int, Run | None]:
-    """Return the budget in bytes; for a percentage, also the run without a budget that measured the peak.
+def _bytes(budget: str, counted: Run | None) -> int:
+    """Return the budget in bytes. counted: for a percentage, the run without a budget that measured the peak.
 
     On a GPU it is a percentage of the tensors' memory: most of a small program's peak is CUDA itself.
     """
-    counted: Run | None = None
-
-    def tensors() -> int:
-        nonlocal counted
-        counted = count()
-        return max(counted.peak_bytes - (counted.overhead_bytes or 0), 1)
-
     try:
-        nbytes = parse_size(budget, tensors)
-        return nbytes if counted is None else budget_for(nbytes, counted.overhead_bytes), counted
+        if counted is None:
+            return parse_size(budget)
+        tensors = max(counted.peak_bytes - (counted.overhead_bytes or 0), 1)
+        return budget_for(parse_size(budget, lambda: tensors), counted.overhead_bytes)
     except ValueError as error:
-        if counted is not None and counted.error:
-            return 1, counted
         raise LaunchError(f"--budget: {error}") from None
+
+
+def _with_share(detail: str, share: str, run: Run) -> str:
+    """Add to `detail` which of the `SHARES` was used, or that none was enough."""
+    if run.too_small:
+        return f"even {share} of its peak is too small: it takes {run.too_small}"
+    less = f" ({SHARES[place - 1]} is too small)" if (place := SHARES.index(share)) else ""
+    return f"{detail}, in {share} of its peak{less}"
 
 
 def _printer(json: str | None, unprinted: list[str]) -> Callable[[str], None]:

@@ -32,6 +32,8 @@ class Run:
     """Why it counts as failed; None for success."""
     snapshots: tuple[Snapshot, ...] = ()
     states: tuple[State, ...] = ()
+    too_small: str | None = None
+    """Where the budget was too small: `at least 37 MB for aten.mm; ...`."""
 
     @property
     def steps(self) -> int:
@@ -88,23 +90,22 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
         told = (read_state(folder, one.pid) for one in snapshots)
         states = tuple(one for one in told if one is not None)
     error = outcome.absent or outcome.error
+    too_small = next((said for one in snapshots if (said := _too_small(one))), None)
     if ended.timed_out:
         error = f"not done after {patience:.0f} s"
     elif ended.returncode < 0:
         error = f"ended by signal {-ended.returncode}"
-    elif too_small := [one for one in map(_too_small, snapshots) if one]:
-        error = too_small[0]
+    elif too_small:
+        error = f"the budget is too small: it takes {too_small}"
     elif outcome.exit_status and not error:
         error = f"exit status {outcome.exit_status}"
-    return Run(ended, error, tuple(snapshots), states)
+    return Run(ended, error, tuple(snapshots), states, too_small)
 
 
 def _too_small(snapshot: Snapshot) -> str | None:
-    """Return the message of the error for a budget that cannot hold an operator."""
+    """Return how much an operator would have needed that the budget cannot hold."""
     error = snapshot.tables.get("error")
-    if not isinstance(error, dict):
-        return None
-    return f"the budget is too small: it takes {advice_of(error)}"
+    return advice_of(error) if isinstance(error, dict) else None
 
 
 def _rank(rank: Any) -> int:

@@ -120,6 +120,15 @@ def test_a_budget_that_is_too_small(smoke, tmp_path):
     assert "BudgetError" in failure.text
 
 
+def test_a_model_whose_weights_and_optimizer_take_most_of_its_peak(smoke):
+    """Without --budget, more than 60 % of the peak is tried; a share that is given stays as it is."""
+    script = SCRIPT.replace("512, 64", "512, 256").replace("64, 64", "256, 256").replace("64, 1)", "256, 1)")
+    ended = smoke(script)
+    assert ended.status == 0, ended.err
+    assert "too small)" in details(ended)["run in the budget"]
+    assert smoke(script, "--budget", "60%").status == 1
+
+
 def test_a_script_that_crashes(smoke):
     ended = smoke("import torch\nprint('so far')\nraise RuntimeError('my own error')\n")
     assert ended.status == 1

@@ -179,6 +179,15 @@ def test_a_percentage_is_of_the_device(folder, monkeypatch):
     assert (found.settings.budget_bytes, found.device, found.warnings) == (500, "cpu", ())
 
 
+@pytest.mark.parametrize("size", ["6G", "6g", "6 GB", "6gb"])
+def test_a_size_is_read_alike_wherever_it_is_given(folder, size):
+    pyproject(folder, f"budget = '{size}'")
+    named = {"profile": profile(folder, f"budget: {size}\n")}
+    given = [({}, {}), (named, {}), ({}, {"DTRRUN_BUDGET": size}), ({"budget": size}, {})]
+    found = [collect(typed, environ, folder).settings.budget_bytes for typed, environ in given]
+    assert found == [6 * 10**9] * 4
+
+
 def test_a_device_that_is_not_there(folder, monkeypatch):
     monkeypatch.setattr(options, "target_build", lambda python: "cuda")
     with pytest.raises(LaunchError, match="DTRRUN_DEVICE: no CUDA device 77: "):

@@ -5,7 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dtrrun.cli import smoke as verb
 from dtrrun.launch.captured import Captured
+from dtrrun.settings import RuntimeSettings
 from dtrrun.smoke.checks import (
     DOES_NOT_REPEAT,
     NAMES,
@@ -105,6 +107,35 @@ def test_the_slowdown_is_of_the_median_step_after_the_first():
     found = check_slowdown(plain, other, 1.4)
     assert (found.passed, found.detail) == (False, "1.50, at most 1.4")
     assert check_slowdown(a_run(seconds=(1,)), other, 1.4).passed is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "least", "tried", "said"),
+    [
+        (None, 50, [60], "42 steps in 12.5 s, in 60% of its peak"),
+        (None, 75, [60, 70, 80], "42 steps in 12.5 s, in 80% of its peak (70% is too small)"),
+        (None, 95, [60, 70, 80, 90], "even 90% of its peak is too small: it takes 95 B"),
+        ("60%", 75, [60], "the budget is too small: it takes 75 B"),
+        ("75B", 75, [75], "42 steps in 12.5 s"),
+    ],
+)
+def test_a_share_that_is_enough_is_looked_for_only_if_none_is_given(monkeypatch, budget, least, tried, said):
+    budgets = []
+
+    def run_once(settings, command, patience):
+        if settings.budget_bytes is None:
+            return a_run(state(), peak_bytes=100)
+        budgets.append(settings.budget_bytes)
+        if settings.budget_bytes >= least:
+            return a_run(state(), peak_bytes=settings.budget_bytes, evictions=0)
+        said = f"{least} B"
+        return replace(a_run(error=f"the budget is too small: it takes {said}"), too_small=said)
+
+    monkeypatch.setattr(verb, "run_once", run_once)
+    checks, failed, nbytes = verb._check(verb.Smoke(budget), RuntimeSettings(), ["python"], lambda line: None)
+    assert budgets == tried
+    assert checks[1].detail == said
+    assert (failed is None) == (nbytes == tried[-1]) == (tried[-1] >= least) == checks[1].passed
 
 
 def test_junit_says_what_failed_and_what_was_not_checked():
