@@ -14,7 +14,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["BudgetError", "LostError", "budget"]
-NO_TORCH = "dtrrun.{} needs PyTorch, which is not installed for {}: pip install 'dtrrun[torch]'"
+NO_TORCH = "dtrrun.{} needs PyTorch, which is not installed for {}: pip install 'torch>=2.9'"
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from dtrrun.cli.main import VERBS
 from dtrrun.native import compiling
@@ -112,6 +113,31 @@ def test_what_a_full_wheel_adds(wheel, full):
     assert re.fullmatch(rf"dtrrun-0.1.0-{version}-{version}-manylinux_2_\d+_{machine}.whl", full.name)
 
 
+def test_the_jobs_of_the_page_about_ci(wheel, plain, program, tmp_path):
+    """Their commands run in a new environment, with a wheel in `vendor` and nothing from an index."""
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs" / "ci.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    github, gitlab = map(yaml.safe_load, blocks)
+    lines = [step["run"] for step in github["jobs"]["smoke"]["steps"] if "run" in step]
+    assert lines == gitlab["smoke"]["script"]
+    call(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    (site,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
+    (site / "requirements.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    pip = tmp_path / "venv" / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --python {pip.with_name("python")} "$@"\n')
+    pip.chmod(0o755)
+    (tmp_path / "vendor").mkdir()
+    shutil.copy(wheel, tmp_path / "vendor")
+    (tmp_path / "requirements.txt").touch()
+    program("train.py", TRAIN)
+    env = {"PATH": f"{pip.parent}:/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
+    for line in lines:
+        ended = plain("sh", "-c", line, env=env)
+        assert ended.status == 0, ended.out + ended.err
+    assert (tmp_path / "smoke.xml").exists()
+
+
 def test_no_compiler_is_needed(clean, plain, program, tmp_path):
     """A run at 60 % of its peak gives the same bits, natively. The binary is tried once."""
     program("train.py", TRAIN)
@@ -187,5 +213,5 @@ def test_what_does_not_says_so_in_a_line(clean, plain, program):
     ended = plain(python, "-c", "import dtrrun\ndtrrun.budget('1GB')")
     assert ended.err.splitlines()[-1] == (
         f"ModuleNotFoundError: dtrrun.budget needs PyTorch, which is not installed for {python}: "
-        "pip install 'dtrrun[torch]'"
+        "pip install 'torch>=2.9'"
     )

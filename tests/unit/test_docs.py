@@ -163,6 +163,21 @@ def test_sections_of_the_measurements_are_numbered_and_exist():
             assert int(number) in numbers, f"{page}: section {number}"
 
 
+def test_nobody_is_told_to_install_what_is_not_on_an_index():
+    """Until the name is ours (release/README.md), anybody could upload a package under it."""
+    sources = [ROOT / page for page in PAGES] + [*(ROOT / "dtrrun").rglob("*.py")]
+    by_name = re.compile(r"\b(?:pip|pipx|uv tool|uv) (?:install|add|download)\b[^`\n]* '?dtrrun(?![\w-])")
+    found = {str(path): by_name.findall(path.read_text()) for path in sources}
+    found = {path: lines for path, lines in found.items() if lines}
+    warned = "pip install dtrrun"  # the page that tells not to
+    assert found == {str(ROOT / "docs/ci.md"): [warned]}
+    assert all(
+        by_name.search(f"    {wrong}")
+        for wrong in ("pip install -r a.txt dtrrun", "pip install 'dtrrun[torch]'")
+    )
+    assert not by_name.search("pip install vendor/dtrrun-*.whl")
+
+
 def test_links_on_the_site():
     assert links.on_site("[a](../guide.md#x) [b](../../dtrrun/cli)", "docs/design/overview.md") == (
         "[a](../guide.md#x) [b](../source/dtrrun/cli.md)"

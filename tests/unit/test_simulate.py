@@ -143,7 +143,7 @@ def test_pictures(log, tmp_path, capsys):
 def test_pictures_without_matplotlib_are_refused_at_once(log, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert status(log, "--figures", str(tmp_path / "new")) == 2
-    assert "pip install 'dtrrun[figures]'" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_the_papers_evaluation(log, tmp_path, capsys):

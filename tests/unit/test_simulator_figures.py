@@ -117,6 +117,6 @@ def test_a_trace_is_the_run():
 
 def test_without_matplotlib_it_says_what_to_install(result, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingMatplotlib, match=r"pip install 'dtrrun\[figures\]'"):
+    with pytest.raises(MissingMatplotlib, match=r"pip install matplotlib"):
         draw(result, tmp_path / "none")
     assert os.listdir(tmp_path) == []

@@ -43,7 +43,7 @@ class MissingMatplotlib(RuntimeError):
     """Raised if a picture is requested and matplotlib is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("pictures need matplotlib, which is not installed: pip install 'dtrrun[figures]'")
+        super().__init__("pictures need matplotlib, which is not installed: pip install matplotlib")
 
 
 def need_matplotlib() -> None:

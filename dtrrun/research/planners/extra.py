@@ -1,4 +1,4 @@
-"""numpy and scipy, which only the extra `dtrrun[planners]` installs."""
+"""numpy and scipy, which are installed only with the extra `planners`."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def _load(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise MissingExtra(f"this planner needs {package}: pip install 'dtrrun[planners]'") from error
+        raise MissingExtra(f"this planner needs {package}: pip install scipy numpy") from error
