@@ -440,6 +440,23 @@ def test_storages_that_the_program_resizes():
     check(program)
 
 
+def test_a_storage_is_handed_out_only_where_it_can_be_kept():
+    asked = {
+        "its size": (lambda x: x.untyped_storage().nbytes() + x._typed_storage()._size(), False),
+        "its identity": (lambda x: {x.untyped_storage()._cdata}, False),
+        "its address": (lambda x: x.untyped_storage().data_ptr(), True),
+        "a change": (lambda x: x.untyped_storage().fill_(0), True),
+        "itself, in a list": (lambda x: [x.untyped_storage()], True),
+        "itself, from a helper": (lambda x: next(map(torch.Tensor.untyped_storage, (x,))), True),
+    }
+    with dtrrun.budget(None) as session:
+        for what, (ask, is_kept) in asked.items():
+            x = torch.randn(64).sin()
+            made = ask(x)
+            assert bool(session.report()["pinned"]) is is_kept, (what, made)
+            del x, made
+
+
 def test_the_account_follows_a_storage_that_the_program_resizes():
     size = 1 << 20
     with dtrrun.budget(4 * size) as session:

@@ -17,7 +17,13 @@ from torch.jit._script import RecursiveScriptModule
 
 from dtrrun.runtime.access import Reach
 from dtrrun.runtime.patches.passing import FUNCTIONS as PASSING
-from dtrrun.runtime.patches.passing import TAKE_STORAGES, is_read, passing, until_return
+from dtrrun.runtime.patches.passing import (
+    TAKE_STORAGES,
+    is_asked_for_facts,
+    is_read,
+    passing,
+    until_return,
+)
 from dtrrun.runtime.patches.registry import Function, Patches, caller
 
 READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
@@ -113,6 +119,9 @@ class Escapes:
                 if takes_storage and (ends := until_return()) is not None:
                     ends.append(self._reach(args[0], False, False))
                     return original(*args, **kwargs)
+                if takes_storage and is_asked_for_facts(caller()):
+                    with passing():
+                        return original(*args, **kwargs)
                 handed = writes and not (exposes and is_read(caller()))
                 ends = []
                 try:
