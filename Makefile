@@ -1,7 +1,7 @@
 # make demo, make test: a fresh machine needs Python 3.11 or later with its headers, and a C++ compiler. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo wheels test test-bits test-parts test-processes conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu clean
+.PHONY: demo wheels test test-bits test-parts test-processes conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu gpu-short clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -196,8 +196,15 @@ docs-runs: $(INSTALLED)
 # The paper's models on a GPU. Installs nothing: it takes PYTHON if you give one, else .venv, else python3.
 # PART: one part or several (PART=list names them), all of them without it. ARGS: see python -m tests.bench.gpu -h.
 OWN := $(wildcard $(BIN)/python)
+GIVEN := $(if $(filter file,$(origin PYTHON)),$(or $(OWN),$(PYTHON)),$(PYTHON))
 bench-gpu:
-	$(if $(filter file,$(origin PYTHON)),$(or $(OWN),$(PYTHON)),$(PYTHON)) -m tests.bench.gpu $(PART) $(ARGS)
+	$(GIVEN) -m tests.bench.gpu $(PART) $(ARGS)
+
+# All that a quarter of an hour on a GPU can tell, for a machine that is at hand for as long: costs of calls, times and
+# stalls of nine models, bits, costs by signature; then tests/gpu. Installs nothing. Results are files in build/gpu-short.
+gpu-short:
+	$(GIVEN) -m tests.bench.gpu_short 1
+	$(GIVEN) -m tests.bench.gpu_short 2
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
