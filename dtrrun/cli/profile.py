@@ -47,6 +47,7 @@ dtrrun profile --target-budget 8GB --vary '--batch-size {}' --range 8:512 train.
 budget; 2, usage error; 125, dtrrun failed; 130 after Ctrl-C, with the results so far.
 """
 NOTHING = 3
+NONE = "no budget below the peak worked"
 MOST_STEPS = 32
 WHAT, HOW = "What to find", "How"
 
@@ -203,7 +204,15 @@ def _at_minimum(result: dict[str, Any], name: str, words: Sequence[str]) -> list
 
 def _why(study: Study) -> str:
     if study.minimum is None:
-        return "no budget below the peak worked"
+        tried = [
+            f"{100 * budget / study.peak:.3g} % ({point.trial.status})"
+            for budget, point in sorted(study.points.items(), reverse=True)
+            if point.trial is not None
+        ]
+        if not tried:
+            return "the time limit was reached before a budget could be tried"
+        what = "above each budget that worked, a larger one failed" if any(study.worked.values()) else NONE
+        return f"{what}; tried: {', '.join(tried)}"
     if study.max_slowdown is not None:
         return f"every budget that works takes more than {study.max_slowdown:g} times the plain time"
     return "no budget below the peak is worth the time that it costs"

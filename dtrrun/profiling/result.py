@@ -39,6 +39,8 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
         "plain_run_seconds": plain and plain.seconds,
         "plain_step_seconds": plain and _step_seconds(plain),
         "plain_peak_bytes": plain and study.peak,
+        "plain_overhead_bytes": plain and plain.overhead_bytes,
+        "plain_reserve_bytes": plain and study.reserve,
         "processes": plain and plain.processes,
         "minimum_bytes": study.minimum,
         "minimum_certified": study.certified,

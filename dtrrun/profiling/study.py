@@ -93,12 +93,20 @@ class Study:
 
     @property
     def minimum(self) -> int | None:
-        return certified(self.worked) or least(self.worked)
+        return least(self.worked)
 
     @property
     def certified(self) -> bool:
-        """Whether the minimum is certain: a run with a budget 5 % lower failed."""
-        return certified(self.worked) is not None
+        """Whether the minimum is certain: a run with a budget at most 5 % lower failed."""
+        return certified(self.worked)
+
+    @property
+    def reserve(self) -> int | None:
+        """The part of the peak that a session on a GPU keeps free; None on the CPU."""
+        assert self.plain is not None
+        if self.plain.overhead_bytes is None:
+            return None
+        return self.peak - self.plain.peak_bytes - self.plain.overhead_bytes
 
     @property
     def seconds(self) -> float:

@@ -65,9 +65,15 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     if peak is None:
         yield Text("nothing was found yet", style="dim")
         return
-    rows = {"plain peak": _bytes(peak), "plain step": duration(result["plain_step_seconds"])}
+    rows = {"plain peak": _bytes(peak)}
+    if (reserve := result.get("plain_reserve_bytes")) is not None:  # most of a small program's peak
+        overhead = result["plain_overhead_bytes"]
+        rows["of that"] = (
+            f"{format_size(overhead)} CUDA itself, {format_size(reserve)} kept free as a reserve"
+        )
+    rows["plain step"] = duration(result["plain_step_seconds"])
     if minimum is not None:
-        label = "minimum" if result["minimum_certified"] else "least so far"  # no run 5 % below failed
+        label = "minimum" if result["minimum_certified"] else "least so far"  # no run just below failed
         rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak"
     if best is not None:
         rows["recommended"] = f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak"
@@ -79,7 +85,12 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     yield table
     if result["points"]:
         yield ""
-        marks = {minimum: "minimum" if result["minimum_certified"] else "", best: "recommended"}
+        marks = {
+            point["budget_bytes"]: "larger failed"
+            for point in result["points"]
+            if point["measured"] and (minimum is None or point["budget_bytes"] < minimum)
+        }
+        marks |= {minimum: "minimum" if result["minimum_certified"] else "", best: "recommended"}
         yield _points(result["points"], marks, 8 if width < 96 else 40)
 
 
@@ -96,6 +107,8 @@ def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], longe
         status = shown["status"]
         if not measured:
             status = "predicted" if status == "ok" else f"{status}, predicted"
+        elif status != "ok":
+            note = ""
         table.add_row(
             f"{100 * point['share']:.0f} %",
             format_size(budget),

@@ -3,13 +3,14 @@
 import gzip
 import io
 import stat
+from dataclasses import replace
 
 import pytest
 from fake_records import EVIL
 from view_snapshots import check
 
 from dtrrun.cli.options import OPTIONS, Options
-from dtrrun.cli.profile import _at_minimum
+from dtrrun.cli.profile import _at_minimum, _why
 from dtrrun.cli.profiles import read_profile
 from dtrrun.profiling.curve import Forecast, Point
 from dtrrun.profiling.result import study_result, variation_result, write_profile
@@ -85,6 +86,41 @@ def test_the_command_for_the_minimum(study):
     ]
     study.recommended = 400_000_000
     assert _at_minimum(study_result(study, ["train.py"]), "train", ["train.py"]) is None
+
+
+def test_what_a_gpu_takes_for_itself_is_said(study):
+    """Of a small program, most of the peak is not its tensors."""
+    study.plain = replace(study.plain, peak_bytes=116 * 10**6, overhead_bytes=434 * 10**6)
+    result = study_result(study, ["train.py"])
+    reserve = result["plain_reserve_bytes"]
+    assert reserve == (64 + 22) << 20
+    assert result["plain_peak_bytes"] == 116 * 10**6 + result["plain_overhead_bytes"] + reserve
+    assert "of that      434 MB CUDA itself, 90.2 MB kept free as a reserve\n" in printed(result)
+
+
+def test_a_budget_that_works_below_one_that_does_not_is_marked(study):
+    study.points[380_000_000].trial = trial(slowdown=1.6)
+    study.points[400_000_000].trial = trial("too small")
+    study.worked |= {380_000_000: True, 400_000_000: False}
+    result = study_result(study, ["train.py"])
+    assert result["minimum_bytes"] == 500_000_000
+    assert "ok  larger failed\n" in printed(result)
+
+
+def test_why_nothing_is_recommended(study):
+    study.points = {
+        980_000_000: point(980_000_000, 1.0, trial("too small")),
+        950_000_000: point(950_000_000, 1.0),
+    }
+    study.worked = {980_000_000: False}
+    assert _why(study) == "no budget below the peak worked; tried: 98 % (too small)"
+    study.points[950_000_000].trial = trial()
+    study.worked[950_000_000] = True
+    assert _why(study) == (
+        "above each budget that worked, a larger one failed; tried: 98 % (too small), 95 % (ok)"
+    )
+    study.points, study.worked = {}, {}
+    assert _why(study) == "the time limit was reached before a budget could be tried"
 
 
 def test_what_was_known_when_it_was_interrupted(study):
