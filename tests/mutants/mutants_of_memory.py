@@ -49,7 +49,7 @@ row(
     ("a storage that is asked for its size is handed out", "runtime.patches.escapes:is_asked_for_facts", no,
      "hazards_layouts::what_a_jagged_nested_tensor_holds_is_recomputed"),
     ("a storage is never handed out", "runtime.patches.escapes:is_asked_for_facts", yes,
-     "hazards_escapes::arrays_of_tensors_that_were_used_before"),
+     "hazards_escapes::a_storage_is_handed_out_only_where_it_can_be_kept"),
     ("every module may read from addresses", "runtime.patches.escapes:is_read", yes,
      "hazards_saving::other_modules_are_handed_memory_for_good"),
     ("composite operators read lengths that are evicted", "runtime.patches.composites:READ_INTEGERS", (),
