@@ -5,6 +5,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dtrrun
 from dtrrun.runtime.observe.training_memory import find_training
@@ -102,6 +104,20 @@ def test_what_an_optimizer_keeps_is_foreseen(optimizer, copies):
             assert found["optimizer"] is None
         else:
             assert found["optimizer"] - before["optimizer"] == pytest.approx(copies * SIZE, abs=1024)
+
+
+def test_parameters_are_counted_as_the_memory_that_holds_them():
+    """What a compiler has made to infer shapes has none; a subclass may wrap several tensors, or a part."""
+    before = find_training("cpu").totals()
+    layer = nn.Linear(128, 128, bias=False)
+    fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(layer.weight)
+    one, other = torch.ones(128, 128), torch.ones(128, 128)
+    wrapper = nn.Parameter(TwoTensor(one, other))
+    training = find_training("cpu")
+    assert training.totals()["parameters"] - before["parameters"] == 3 * SIZE
+    found = training.present(lambda storage: storage._cdata)
+    assert found[one.untyped_storage()._cdata] == found[other.untyped_storage()._cdata] == SIZE
+    del fake, wrapper
 
 
 class OfOneTensor(Own):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ import torch
 from dtrrun.runtime.dispatch.arguments import is_leaf
 from dtrrun.runtime.storage import rounded, storage_of
 
+SHAPES = "torch._subclasses."
+"""Where PyTorch defines tensors without memory, such as FakeTensor."""
 OPTIMIZER = torch.optim.Optimizer.__module__
 COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
     "SGD": lambda group: 1 if group.get("momentum") else 0,
@@ -55,16 +58,14 @@ class Training(NamedTuple):
         for optimizer in self.optimizers:
             for _, parameter in self._updated(optimizer):
                 tensors += _tensors(_state(optimizer, parameter).values(), self.device_type)
-        storages = [(tensor, _storage(tensor)) for tensor in tensors]
-        return {key_of(storage): _size(tensor) for tensor, storage in storages if storage is not None}
+        return _by_storage(tensors, key_of)
 
     def has_gradients(self) -> bool:
         return any(_gradient(one) is not None for one in self.parameters)
 
     def without_gradient(self, key_of: Callable[[Any], int]) -> dict[int, int]:
         """Return the bytes of the parameters that may get a gradient but have none, by storage."""
-        found = ((one, _storage(one)) for one in self._trained() if _gradient(one) is None)
-        return {key_of(storage): _size(one) for one, storage in found if storage is not None}
+        return _by_storage((one for one in self._trained() if _gradient(one) is None), key_of)
 
     def to_come_bytes(self, key_of: Callable[[Any], int] = id, reached: set[int] | None = None) -> int:
         """Return the bytes of gradients and of known optimizer state that are not yet allocated.
@@ -90,8 +91,7 @@ class Training(NamedTuple):
         given = {id(one) for optimizer in self.optimizers for _, one in self._updated(optimizer)}
         updated = {id(one) for optimizer in self.optimizers for one in optimizer.state}
         for one in self._trained():
-            storage = _storage(one)
-            passed = reached is None or (storage is not None and key_of(storage) in reached)
+            passed = reached is None or not reached.isdisjoint(_by_storage((one,), key_of))
             may = passed and (not given or id(one) in given)
             if may or _gradient(one) is not None or id(one) in updated:
                 yield one
@@ -203,20 +203,36 @@ def _is_parameter(tensor: Any, device_type: str) -> bool:
     """Return whether a tensor is a module's parameter or another trained leaf with memory on the device."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            if tensor.device.type != device_type or not is_leaf(tensor):
+            if tensor.device.type != device_type or not is_leaf(tensor) or not _parts(tensor):
                 return False
             _ = tensor.shape  # a lazy parameter and some nested tensors have none
             return tensor.requires_grad or issubclass(type(tensor), torch.nn.Parameter)
-        except (RuntimeError, ValueError, NotImplementedError):
+        except (RuntimeError, ValueError, NotImplementedError, AttributeError):
             return False
 
 
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that hold the memory of a tensor: itself, or what a subclass wraps.
+
+    A compiler's stand-ins, which have shapes only, hold none.
+    """
+    kind = type(tensor)
+    if kind.__module__.startswith(SHAPES):
+        return []
+    if not hasattr(kind, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [part for name in names for part in _parts(getattr(tensor, name))]
+
+
+def _by_storage(tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]) -> dict[int, int]:
+    """Return the bytes of tensors, by the keys of their storages."""
+    found = {}
     with torch._C.DisableTorchFunctionSubclass():
-        try:
-            return storage_of(tensor)
-        except (RuntimeError, NotImplementedError):  # it has no plain storage
-            return None
+        for part in (part for tensor in tensors for part in _parts(tensor)):
+            with suppress(RuntimeError, NotImplementedError):  # it has no plain storage
+                found[key_of(storage_of(part))] = _bytes(part)
+    return found
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -226,10 +242,14 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def _size(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunctionSubclass():
-        try:
-            return rounded(tensor.numel() * tensor.element_size())
-        except (RuntimeError, ValueError, NotImplementedError):
-            return 0
+        return sum(map(_bytes, _parts(tensor)))
+
+
+def _bytes(part: torch.Tensor) -> int:
+    try:
+        return rounded(part.numel() * part.element_size())
+    except (RuntimeError, ValueError, NotImplementedError):
+        return 0
 
 
 def _tensors(values: Any, device_type: str) -> Iterator[torch.Tensor]:
