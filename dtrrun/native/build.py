@@ -30,10 +30,12 @@ from .building import (
     CannotBuild,
     cache_folder,
     compiler,
+    found_at,
     import_from,
     last_failure,
     make,
     python_headers,
+    spare,
 )
 from .compiling import FILES, NAME
 
@@ -82,8 +84,8 @@ def find(say: Callable[[str], None]) -> Path:
     """
     _check_place()
     target = built()
-    if compiling.digest_of(target):
-        return target
+    if found := found_at(target):
+        return found
     binary = shipped.binary()
     unfit = shipped.why_not(binary, target.parent)
     if binary and not unfit:
@@ -122,9 +124,9 @@ def outlook() -> dict[str, Any]:
         _check_place()
         target = built()
         found["path"] = str(target)
-        if compiling.digest_of(target):
-            found["built"] = True
-            import_from(NAME, target)
+        if ready := found_at(target):
+            found |= {"built": True, "path": str(ready)}
+            import_from(NAME, ready)
             return found
         binary = shipped.binary()
         unfit = shipped.why_not(binary, target.parent)
@@ -135,7 +137,10 @@ def outlook() -> dict[str, Any]:
         flags()
         there = next(folder for folder in target.parents if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise CannotBuild(f"{there}: cannot be written", UNWRITABLE[1])
+            other = spare(target)
+            if other is None:
+                raise CannotBuild(f"{there}: cannot be written", UNWRITABLE[1])
+            target, found["path"] = other, str(other)
         if why := last_failure(target.parent):
             raise CannotBuild(why, f"see {target.parent / ERRORS}; the next run tries again")
     except CannotBuild as error:

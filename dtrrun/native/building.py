@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -33,6 +34,7 @@ ERRORS = "errors.txt"
 """Why the last build failed: a line, and what the compiler wrote."""
 
 BUILDING = "building {} {}"
+ELSEWHERE = "{} cannot be written ({}), so {} is used instead: {}"
 WAITING = "another run is building {}: waiting for it"
 STILL = "still building: {:.0f} seconds so far"
 STILL_SECONDS = 15.0
@@ -100,30 +102,83 @@ def make(
     about: str,
     say: Callable[[str], None],
 ) -> Path:
-    """Return `target`, after compiling it if it is not there. Raises CannotBuild.
+    """Return `target`, after compiling it if it is not there, or its `spare`. Raises CannotBuild.
 
     flags: returns what the compiler needs besides files and the result's name. what, about: for messages.
     """
+    if found := found_at(target):
+        return found
+    command, needed = compiler(), flags()
+    text = BUILDING.format(what, about)
+    try:
+        return _make(target, files, (command, needed), what, text, say)
+    except OSError as error:
+        unwritable, why = _unwritable(error, target.parent, what), error.strerror
+    try:
+        other = spare(target)
+        if other is None:
+            raise unwritable
+        with suppress(FileExistsError):
+            os.mkdir(other.parents[1], 0o700)
+        if not _is_private(other.parents[1]):
+            raise unwritable
+        text = ELSEWHERE.format(cache_folder(), why, other.parents[1], text)
+        return _make(other, files, (command, needed), what, text, say)
+    except OSError:
+        raise unwritable from None
+
+
+def found_at(target: Path) -> Path | None:
+    """Return where `target` has been built, in the cache or in its place for want of one."""
     if compiling.digest_of(target):
         return target
-    command, needed = compiler(), flags()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        began = time.time()
-        with open(target.parent / "lock", "a+") as lock:
-            _take(lock, what, say)
-            if not compiling.digest_of(target):  # not built by another run meanwhile
-                if why := last_failure(target.parent, began):  # another run tried meanwhile
-                    raise CannotBuild(why, f"see {target.parent / ERRORS}")
-                say(BUILDING.format(what, about))
-                _remove_unfinished(target.parent)
-                try:
-                    _compile(command, files, needed, target, say)
-                finally:
-                    with suppress(OSError):
-                        _remove_unfinished(target.parent)
-    except OSError as error:
-        raise _unwritable(error, target.parent, what) from None
+    other = spare(target)
+    return other if other and compiling.digest_of(other) else None
+
+
+def spare(target: Path) -> Path | None:
+    """Return where `target` is kept if the cache cannot be written: in a temporary folder of this user.
+
+    None if there is none, or if that folder is not this user's alone: what is in it will be loaded.
+    """
+    with suppress(OSError):
+        folder = Path(tempfile.gettempdir(), f"dtrrun-{os.getuid()}")
+        if not os.path.lexists(folder) or _is_private(folder):
+            return folder / target.parent.name / target.name
+    return None
+
+
+def _is_private(folder: Path) -> bool:
+    found = os.lstat(folder)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _make(
+    target: Path,
+    files: Sequence[Path],
+    command: tuple[list[str], list[str]],
+    what: str,
+    text: str,
+    say: Callable[[str], None],
+) -> Path:
+    """Compile `target`, unless another process has done so meanwhile. Raises CannotBuild, OSError.
+
+    command: the compiler and its flags. text: what to say when the compiler starts.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    with open(target.parent / "lock", "a+") as lock:
+        _take(lock, what, say)
+        if not compiling.digest_of(target):  # not built by another run meanwhile
+            if why := last_failure(target.parent, began):  # another run tried meanwhile
+                raise CannotBuild(why, f"see {target.parent / ERRORS}")
+            say(text)
+            _remove_unfinished(target.parent)
+            try:
+                _compile(command[0], files, command[1], target, say)
+            finally:
+                with suppress(OSError):
+                    _remove_unfinished(target.parent)
     return target
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.panels import columns_table, console_for, print_to
+from dtrrun.views.panels import columns_table, console_for, fitting, print_to
 from dtrrun.views.text import SOURCE, plain, times
 
 WAYS_IN = {
@@ -20,20 +20,23 @@ WAYS_IN = {
 }
 """How operators reach the native fast path (`dtrrun.native.ways_in`)."""
 
+WIDTHS = ((40, 60), (40, 12), (20, 12), (20, 0))
+"""Of a device's name and UUID, the widest first. CUDA_VISIBLE_DEVICES takes a UUID's first digits, too."""
+
 LEVELS = {"problem": "bold red", "advice": "yellow", "note": "dim"}
 
 
 def print_doctor(report: dict[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the report's tables and findings to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
-    print_to(stream, console, *_sections(report))
+    print_to(stream, console, *_sections(report, console.width))
 
 
-def _sections(report: dict[str, Any]) -> Iterator[RenderableType]:
+def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
     yield _facts(report)
     if report["devices"]:
         yield ""
-        yield _devices(report)
+        yield fitting(width, *(_devices(report, *widths) for widths in WIDTHS))
     yield ""
     for finding in report["findings"]:
         label = Text(finding["level"], style=LEVELS[finding["level"]])
@@ -95,11 +98,13 @@ def _native(native: dict[str, Any]) -> str:
     return f"not built yet: the first run compiles it with {native['compiler']} (once, about a minute)"
 
 
-def _devices(report: dict[str, Any]) -> Table:
-    """Return one line per device, with CUDA's number."""
-    table = columns_table("cuda", "GPU", "memory", "in use", "processes", "name", "UUID")
+def _devices(report: dict[str, Any], name_width: int, digits: int) -> Table:
+    """Return one line per device, with CUDA's number and the first `digits` characters of the UUID."""
+    uuids = ["UUID"] if digits else []
+    table = columns_table("cuda", "GPU", "memory", "in use", "processes", "name", *uuids)
     for column in table.columns[5:]:
         column.justify = "left"
+    table.columns[5].max_width, table.columns[5].no_wrap = name_width, False
     for device in report["devices"]:
         uuid, listed = device["uuid"], device["processes"]
         number = report["visible"].index(uuid) if uuid in report["visible"] else None
@@ -110,7 +115,7 @@ def _devices(report: dict[str, Any]) -> Table:
             *(_size(device[which]) for which in ("total_bytes", "used_bytes")),
             "?" if listed is None else str(listed),
             Text(plain(name, 40)),
-            Text(plain(uuid, 60)),
+            *(Text(plain(uuid, 60)[:digits]) for _ in uuids),
         )
     return table
 

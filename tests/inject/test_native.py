@@ -54,6 +54,18 @@ def test_without_a_compiler_nothing_runs(dtrrun, program, bare):
     assert not Path(bare["XDG_CACHE_HOME"], "dtrrun", "native").exists()
 
 
+def test_without_a_cache_it_runs_all_the_same(dtrrun, script, tmp_path):
+    """It uses what an earlier run has built in a temporary folder."""
+    spare = tmp_path / f"dtrrun-{os.getuid()}" / build.key()
+    spare.mkdir(mode=0o700, parents=True)
+    spare.parent.chmod(0o700)
+    shutil.copy(build.found_at(build.built()), spare)
+    (tmp_path / "file").touch()
+    env = {"XDG_CACHE_HOME": str(tmp_path / "file"), "CXX": "/none"}
+    ended = dtrrun("--quiet", "--budget", "1GB", script, env=env)
+    assert (ended.status, ended.out, ended.err) == (0, "trained\n", "")
+
+
 def test_without_a_compiler_no_block_begins(plain, program, bare):
     program("own.py", "import dtrrun\nwith dtrrun.budget('1GB'):\n    print('inside')\n")
     ended = plain(sys.executable, "own.py", env=bare)

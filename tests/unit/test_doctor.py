@@ -366,6 +366,21 @@ def test_looks_as_it_did(machine, case, width):
     check(f"doctor_{case}_{width}", written(to))
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_table_shows_memory_rather_than_uuids(machine, width):
+    uuid, to = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", stream()
+    gpus = [
+        Gpu(uuid, name="NVIDIA H100 80GB HBM3"),
+        Gpu(uuid[:-1] + "7", name="NVIDIA RTX PRO 6000 Blackwell"),
+    ]
+    print_doctor(machine(CUDA | {"uuid": uuid[4:]}, *gpus), to, width=width)
+    lines = written(to).splitlines()
+    (head,) = [line for line in lines if line.startswith("cuda")]
+    assert head.split()[:6] == ["cuda", "GPU", "memory", "in", "use", "processes"]
+    assert sum("85.9 GB" in line for line in lines) == 2
+    assert ("GPU-8932f937" in "".join(lines)) == (width == 80)
+
+
 def test_the_page_describes_each_field(machine):
     page = Path(__file__).parents[2] / "docs" / "doctor.md"
     rows = page.read_text().split("## `--json`")[1].splitlines()

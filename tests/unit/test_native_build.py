@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ CALLS = len(compiling.FILES) + 1
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test may have loaded it
     build._loaded.cache_clear()
     yield tmp_path / "cache" / "dtrrun" / "native"
@@ -199,11 +202,47 @@ def test_a_pytorch_that_is_not(cxx, monkeypatch, version):
     build.build(silent)
 
 
-def test_a_cache_that_cannot_be_made(cxx, monkeypatch, tmp_path):
+@pytest.fixture
+def no_cache(monkeypatch, tmp_path):
+    """A cache that cannot be made, because a file is in the way."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    path = tmp_path / "file" / "dtrrun" / "native" / build.key()
-    assert why_not() == f"{path.parent}: {UNWRITABLE.format('Not a directory')}"
+    return tmp_path / "file" / "dtrrun" / "native"
+
+
+def test_without_a_cache_a_temporary_folder_is_used(cxx, no_cache, tmp_path, monkeypatch):
+    """One line says so when it is built there; later runs find it, and so does doctor."""
+    said = []
+    folder = tmp_path / "temporary" / f"dtrrun-{os.getuid()}"
+    assert (build.outlook()["why"], folder.exists()) == (None, False)
+    assert build.outlook()["path"] == str(folder / build.key() / "_dtrrun_native.so")
+    path = build.find(said.append)
+    assert path == folder / build.key() / "_dtrrun_native.so"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert said == [
+        f"{no_cache} cannot be written (Not a directory), so {folder} is used instead: building the native "
+        f"fast path for PyTorch {torch.__version__} (once, about a minute)"
+    ]
+    monkeypatch.setenv("CXX", "/none")
+    assert build.find(said.append) == path
+    monkeypatch.setattr(build, "import_from", lambda name, path: None)
+    assert (build.outlook()["built"], build.outlook()["path"], len(said)) == (True, str(path), 1)
+
+
+@pytest.mark.parametrize("theirs", ["writable by others", "a link", "a file"])
+def test_a_temporary_folder_that_may_be_another_users_is_not_used(cxx, no_cache, tmp_path, theirs):
+    """What is in it would be loaded into the process."""
+    folder = tmp_path / "temporary" / f"dtrrun-{os.getuid()}"
+    if theirs == "writable by others":
+        folder.mkdir()
+        folder.chmod(0o770)
+    elif theirs == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.touch()
+    assert why_not() == f"{no_cache}: {UNWRITABLE.format('Not a directory')}"
+    assert build.outlook()["why"] == f"{tmp_path / 'file'}: cannot be written"
     assert cxx.calls == []
 
 
@@ -448,9 +487,7 @@ def test_the_outlook(cxx, cache, monkeypatch, tmp_path):
 
 
 def test_the_outlook_of_a_folder_that_cannot_be_written(cxx, monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert build.outlook()["why"] == f"{tmp_path / 'file'}: cannot be written"
+    monkeypatch.setattr(build, "spare", lambda target: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "b"))
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
