@@ -8,21 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.library import _impls as in_python
-
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
-
-
-def has_python_kernel(func: Any) -> bool:
-    """Return whether an operator's kernel is a Python function: only operators read what that keeps."""
-    schema = func._schema
-    namespace, _, name = schema.name.partition("::")
-    if schema.overload_name:
-        name = f"{name}.{schema.overload_name}"
-    keys = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    return any(f"{namespace}/{name}/{key}" in in_python for key in keys)
 
 
 class Body:

@@ -10,6 +10,7 @@ import torch
 from dtrrun.core.graph import TENSOR_SLOT, Geometry, Overwritten, Signature, Version
 from dtrrun.core.operator import Call
 from dtrrun.runtime.dispatch.arguments import covers, geometry_of, holes_in, is_leaf, outputs_of
+from dtrrun.runtime.dispatch.kernels import Again, Reading
 from dtrrun.runtime.guards import Autocast, below
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.storage import device_type_of, size_of, storage_of
@@ -37,6 +38,7 @@ class TensorCall(Call):
         "measured",
         "needed",
         "operator",
+        "reading",
         "result",
         "rng",
         "started",
@@ -72,6 +74,8 @@ class TensorCall(Call):
     """Bytes of its results without plain storage."""
     kept: list[torch.Tensor]
     """Its tensors that native code has kept, if the operator is foreign."""
+    reading: Reading | None
+    """What its kernel reads besides its arguments; None if it is not written in Python, or PyTorch's own."""
     result: Any
     """Its result, once it has run."""
     measured: bool
@@ -89,7 +93,7 @@ class TensorCall(Call):
         self.func, self.operator, self.device_type = func, operator, device_type
         self.template, self.kwargs, self.tensors, self.kept = [], {}, [], []
         self.writes = self.generators = self.autocast = ()
-        self.rng = self.identity = self.result = None
+        self.rng = self.identity = self.result = self.reading = None
         self.complex = self.common = self.measured = False
         self.unplain = self.counted = self.started = self.ended = 0
         self.needed = -1
@@ -197,6 +201,8 @@ class TensorCall(Call):
         if self.statistics and rule is not None:
             func = rule.replay or func
             template = [None if place in rule.positions else arg for place, arg in enumerate(template)]
+        if self.reading is not None:
+            func = Again(func, self.reading)
         return func, template, self.kwargs or None, self.rng, self.state, self.autocast
 
     def replay_signature(self) -> Signature:

@@ -29,8 +29,9 @@ from dtrrun.runtime.dispatch.arguments import (
     outputs_of,
     parts_of,
 )
-from dtrrun.runtime.dispatch.bodies import Body, has_python_kernel
+from dtrrun.runtime.dispatch.bodies import Body
 from dtrrun.runtime.dispatch.call import TensorCall
+from dtrrun.runtime.dispatch.kernels import Reading, has_python_kernel, reading_of
 from dtrrun.runtime.dispatch.outputs import new_storages
 from dtrrun.runtime.dispatch.signatures import Signatures, list_key
 from dtrrun.runtime.errors import BudgetError
@@ -47,6 +48,7 @@ from dtrrun.runtime.storage import (
 )
 
 UNPLAIN = "no plain storage"
+READS_STATE = "made by an operator that reads state of the program"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
 PATIENCE_WITH_USERS_NS = 30_000_000_000  # for other threads that use memory about to be moved
 POLL_SECONDS = 0.01
@@ -136,6 +138,8 @@ class SlowPath:
         """`--where`: called after each operator that is not a view. Set it before the session begins."""
         self.stateful: set[str] = set()
         """Namespaces with an operator that has kept a tensor: their results may depend on it."""
+        self.readings: dict[int, Reading] = {}
+        """What operators whose kernels are written in Python have read, by the overload's id."""
         self.composites: list[NativeComposite] = []
         """Native libraries' composite operators that are running, in any thread."""
 
@@ -292,6 +296,9 @@ class SlowPath:
             if unplain:
                 call.counted = sum([self._count_new(tensor) for tensor in unplain])
         self._operators.finish(call, outputs, plain=not unplain)
+        if call.reading is not None and not call.reading.pure:
+            for _, storage, _ in outputs:
+                ledger.versions[ledger.key_of(storage)].pin = READS_STATE
         if self.called is not None and not call.view:
             self.called()
         for version in given:
@@ -472,6 +479,8 @@ class SlowPath:
         )
         if operator.foreign:
             call.replayable = call.replayable and namespace_of(operator) not in self.stateful
+            if call.replayable:
+                self._look_into(call)
         if operator.mutates or operator.collective:
             _find_written(call)
             if operator.foreign and self.shared:
@@ -487,6 +496,15 @@ class SlowPath:
             if not (call.opaque or call.complex or measured):
                 self.signatures.updates[list_key(func, tensors, call.versions)] = call.signature
         return call
+
+    def _look_into(self, call: TensorCall) -> None:
+        """Find out what an operator's kernel reads besides its arguments, if it is written in Python."""
+        key = id(call.func)
+        reading = reading_of(call.func, self.readings.get(key))
+        if reading is None:
+            return
+        self.readings[key] = call.reading = reading
+        call.replayable = reading.pure
 
     def _look_up(self, call: TensorCall) -> list[Any]:
         """Find the versions of a call's tensors. Returns the tensors' geometries."""

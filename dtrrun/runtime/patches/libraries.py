@@ -15,6 +15,7 @@ import torch.library
 from torch._library.custom_ops import CustomOpDef
 
 from dtrrun.runtime.access import unseen
+from dtrrun.runtime.dispatch import kernels
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.patches.registry import Function, Patches
@@ -63,7 +64,9 @@ class Libraries:
         def impl(library: Any, op_name: Any, *args: Any, **kwargs: Any) -> Any:
             name = op_name if isinstance(op_name, str) else op_name._schema.name
             self._about_to_change({_named(f"{library.ns}::{name.rpartition('::')[2]}")})
-            return original(library, op_name, *args, **kwargs)
+            made = original(library, op_name, *args, **kwargs)
+            _note(library, op_name, *args, **kwargs)
+            return made
 
         return impl
 
@@ -121,6 +124,7 @@ class Libraries:
         """
         slow_path = self._slow_path
         forgotten, self._forgotten = self._forgotten, []
+        slow_path.readings.clear()
         names = names.union(*(removed for removed, _ in forgotten))
         try:
             if self._have_run(names):
@@ -132,6 +136,18 @@ class Libraries:
             raise
         for _, remove in forgotten:
             remove()
+
+
+def _note(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **_: Any) -> None:
+    """Note a kernel that `Library.impl` has registered with these arguments."""
+    if isinstance(op_name, str):
+        name = op_name.rpartition("::")[2]
+    else:
+        name = ".".join(
+            filter(None, (op_name._schema.name.rpartition("::")[2], op_name._schema.overload_name))
+        )
+    key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
+    kernels.note(f"{library.ns}/{name}/{key}", fn)
 
 
 def _named(qualified: str) -> str:
