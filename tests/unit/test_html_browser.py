@@ -76,6 +76,20 @@ def test_a_phone_scrolls_down_only(show):
     assert max(opened.page.evaluate(POSITIONS)) <= PHONE[0]
 
 
+def test_a_phone_shows_every_column_and_each_legend_in_two(show):
+    opened = show(example(), phone=True)
+    hidden = """() => [...document.querySelectorAll('.scroll')].filter(
+        one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
+    assert opened.page.evaluate(hidden) == []
+    figures = (
+        "() => [...document.querySelectorAll('.cost tbody tr:first-child .n')].map(e => e.offsetHeight > 0)"
+    )
+    assert opened.page.evaluate(figures) == [True] * 7
+    legends = """() => [...document.querySelectorAll('section:not([hidden]) .u-legend')].map(
+        one => new Set([...one.querySelectorAll('tr')].map(row => row.getBoundingClientRect().left)).size)"""
+    assert opened.page.evaluate(legends) == [2, 2, 2]
+
+
 def test_charts_follow_the_width(show):
     opened = show(example())
     wide = opened.page.evaluate(POSITIONS)

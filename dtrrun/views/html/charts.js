@@ -55,7 +55,7 @@ const dtrrunCharts = (() => {
       mark("evictions", "eviction"),
       mark("rematerializations", "rematerialization"),
       line("in memory, most", "resident"),
-      line("least", "resident", { width: 0.75 }),
+      line("in memory, least", "resident", { width: 0.75 }),
       line("evictable", "evictable"),
       line("pinned", "pinned"),
       line("with what is evicted", "evicted", { dash: [3, 3], show: false }),
