@@ -83,7 +83,8 @@ class Eviction:
         pinned: dict[str, int] = {}
         for version in (*ledger.versions.values(), *ledger.scratch):
             if version.resident and (version.locks or version.operation is None):
-                reason = "in use by the operator" if version.locks else version.pin or "constant"
+                constant = version.operation is None  # it stays whether it is in use or not
+                reason = version.pin or "constant" if constant else "in use by the operator"
                 pinned[reason] = pinned.get(reason, 0) + version.nbytes
         for reason, nbytes in ledger.pinned_blocks().items():
             pinned[reason] = pinned.get(reason, 0) + nbytes

@@ -403,13 +403,21 @@ class Operators {
       } else if (operation != nullptr && elsewhere) {
         version = adopt(output.storage, pins::CONSTANT);
       } else {
-        version = adopt(output.storage, output.kind == NewStorage::READ_NATIVELY ? pins::READ_UNSEEN : pins::NOT_REPLAYABLE);
+        version = adopt(output.storage, output.kind == NewStorage::READ_NATIVELY ? pins::READ_UNSEEN : why_not_recorded(call));
         version->escaped = version->escaped || output.kind == NewStorage::UNTRACKED;
       }
       total += version->nbytes;
       made.add(std::move(version), where);
     }
     call.made(total);
+  }
+
+  // Returns why the results of a call without a recipe stay in memory.
+  template <IsCall C>
+  Pin why_not_recorded(const C& call) const {
+    auto exposed = [&](const Version* one) { return one->escaped && !ledger_.backend.trusts(one); };
+    bool reads_exposed = call.opaque || std::any_of(call.versions.begin(), call.versions.end(), exposed);
+    return reads_exposed ? pins::INPUT_EXPOSED : pins::NOT_REPLAYABLE;
   }
 
   // Enters a new storage that an operation has made.

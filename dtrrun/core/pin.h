@@ -19,6 +19,7 @@ inline const Pin CONSTANT = as_pin("constant");
 inline const Pin FOREIGN_MEMORY = as_pin("foreign memory");
 inline const Pin GRADIENT = as_pin("gradient");
 inline const Pin HANDED_OUT = as_pin("handed out");
+inline const Pin INPUT_EXPOSED = as_pin("input exposed");
 inline const Pin INPUT_LOST = as_pin("input lost");
 inline const Pin INPUT_MUTATED = as_pin("input mutated");
 inline const Pin LOADED = as_pin("loaded or copied");

@@ -102,6 +102,7 @@ def finish(pid: int) -> None:
         if isinstance(session, Session):
             session.device.ended(session.steps.count)
             session.stop_learning()
+            session.ending = True
         session._publish()
         session.writer = None
         writer.close()

@@ -32,6 +32,7 @@ class BudgetError(torch.OutOfMemoryError):
     - `least_budget_bytes`: the smallest budget that would have been enough at this point. A later operator
       may need more.
     - `pinned`: how many bytes in memory could not be evicted, by reason.
+    - `held_by`: what refers to most of them, by reason, where a variable of the program was found.
     - `called`: the operator that the program called. It differs from `operator` if an input had to be
       recomputed.
     - `called_bytes`: the bytes of its inputs, its results and all memory that cannot be evicted; 0 if
@@ -64,6 +65,7 @@ class BudgetError(torch.OutOfMemoryError):
         self.expected_bytes = 0
         self.device_type = "cpu"
         self.hint = ""
+        self.held_by: dict[str, str] = {}
         self.explained = told
         self.args = (operator if told else self._text(FOR_A_COMMAND),)
 
@@ -94,6 +96,7 @@ class BudgetError(torch.OutOfMemoryError):
             "expected_bytes",
             "device_type",
             "hint",
+            "held_by",
             "explained",
             "args",
         )
@@ -114,7 +117,8 @@ class BudgetError(torch.OutOfMemoryError):
         else:
             what = f"it does not hold what {self.operator} uses"
         held = ", ".join(
-            f"{reason} {format_size(size)}" for reason, size in list(self.pinned.items())[:SHOWN]
+            f"{reason} {format_size(size)}" + (f" [{self.held_by[reason]}]" if reason in self.held_by else "")
+            for reason, size in list(self.pinned.items())[:SHOWN]
         )
         evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
         if self.called != self.operator:

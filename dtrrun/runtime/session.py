@@ -33,6 +33,7 @@ from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.hints import hint
+from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
@@ -76,6 +77,7 @@ class Session:
         self.warnings: dict[str, int] = {}
         self.error: dict[str, Any] | None = None
         self.running = False
+        self.ending = False  # the process ends, and the figures are published for the last time
         self._lock = threading.RLock()
         self._operator_ended = threading.Condition(self._lock)
         self.device = devices.choose(settings)
@@ -133,7 +135,8 @@ class Session:
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
         self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish)
-        self.steps = StepClock(lambda: publish.totals(self), self._step_ended)
+        self._labels = Labels(self.ledger)
+        self.steps = StepClock(lambda: publish.totals(self), self._step_ended, self._labels.stepped)
         self._access = Access(self.slow_path)
         self.interposer.touch = self._access.touched
         self._gradients = Gradients(self._access.pin, self._native)
@@ -342,7 +345,9 @@ class Session:
             training = find_training(self.ledger.device_type)
             signatures = self.slow_path.signatures.all()
             expected = expected_budget(self.ledger, signatures, training, error, inputs, failed)
-            error.hint = hint(self.ledger, training, error, failed, self.steps.count)
+            rows, holders = self._labels.searched(training)
+            error.pinned, error.held_by = relabelled(error.pinned, rows), held_by(rows)
+            error.hint = hint(self.ledger, holders, error, failed, self.dtr.history)
             error.explain(training.totals(), expected, how, self.ledger.device_type)
         except Exception:  # optimizers and tensors may be of any class; the program must get this error
             error.explain(None, 0, how, self.ledger.device_type)
@@ -357,6 +362,7 @@ class Session:
             "training": error.training,
             "expected_bytes": error.expected_bytes,
             "hint": error.hint,
+            "held_by": error.held_by,
         }
 
     def _collect_garbage(self) -> None:
@@ -499,6 +505,16 @@ class Session:
         return lost
 
     # -- report ----------------------------------------------------------------------------------
+
+    def pinned(self, *, lately: bool = False) -> list[Row]:
+        """Return what can't be evicted, the largest first. At the end, names what holds it.
+
+        lately: what was found not long ago is enough.
+        """
+        if self.ending and self.ledger.budget_bytes is not None:
+            with suppress(Exception):  # optimizers and tensors may be of any class
+                return self._labels.searched(find_training(self.ledger.device_type))[0]
+        return self._labels.rows(lately=lately)
 
     def report(self) -> dict[str, Any]:
         """Return the figures so far: the counters of `telemetry.fields`, and tables.

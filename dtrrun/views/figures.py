@@ -53,6 +53,28 @@ def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
     return sorted(found.values(), key=lambda row: row.get(order) or 0, reverse=True)
 
 
+HOLDERS = 3
+"""How many holders the report names for each reason."""
+
+
+def pinned(snapshots: Iterable[Snapshot]) -> list[Row]:
+    """Return what could not be evicted by reason, largest first, with what holds most of it."""
+    rows = table(snapshots, "pinned")
+    found = merged(rows, "reason", "bytes")
+    for one in found:
+        lists = [row.get("held_by") for row in rows if row.get("reason") == one["reason"]]
+        holders = [
+            held for each in lists if isinstance(each, list) for held in each if isinstance(held, dict)
+        ]
+        one["held_by"] = sorted(holders, key=_nbytes, reverse=True)[:HOLDERS]
+    return found
+
+
+def _nbytes(row: Row) -> int:
+    nbytes = row.get("bytes")
+    return nbytes if isinstance(nbytes, int) else 0
+
+
 def places(snapshots: Iterable[Snapshot]) -> list[Row]:
     """Return where the program called the operators that were run again, costliest first."""
     rows = [{**row, "place": tuple(row.get(name) for name in PLACE)} for row in table(snapshots, "places")]

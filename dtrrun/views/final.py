@@ -30,6 +30,7 @@ from dtrrun.views.text import (
     native_share,
     plain,
     rate,
+    reason_words,
     rule_of,
     rule_words,
     times,
@@ -39,6 +40,8 @@ MOST = 6
 """Maximum rows of each list; `--json` has them all."""
 HARMLESS = ("replaced", "stopped")
 """Statuses other than `ended` that are not a problem (docs/report.md)."""
+NUMBER = 11
+"""Columns that a number takes in a table."""
 WIDE = 100
 """At this many columns or more, the breakdown shows the full names of its parts."""
 
@@ -73,7 +76,7 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
         yield _mismatches(report["verify"])
     if (report["error"] or report["over_budget"]) and report["pinned"]:
         yield ""
-        yield _pinned(report["pinned"])
+        yield _pinned(report["pinned"], width)
     if report["warnings"] or report["least_budget_bytes"]:
         yield ""
     for warning in report["warnings"][:MOST]:
@@ -216,10 +219,10 @@ def _mismatches(verify: dict[str, Any]) -> Table:
     return table
 
 
-def _pinned(rows: list[dict[str, Any]]) -> Table:
+def _pinned(rows: list[dict[str, Any]], width: int) -> Table:
     table = columns_table("pinned (can't be evicted)", "storages", "bytes")
     for row in rows[:MOST]:
-        name = Text(plain(row.get("reason"), 60))
+        name = Text(plain(reason_words(row), max(width - 2 * NUMBER, NUMBER)))
         table.add_row(name, f"{row.get('storages') or 0:,}", format_size(int(row.get("bytes") or 0)))
     return table
 

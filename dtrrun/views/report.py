@@ -13,6 +13,7 @@ from dtrrun.telemetry.times import breakdown
 from dtrrun.views.figures import (
     merged,
     operators,
+    pinned,
     places,
     slowdown,
     step_slowdown,
@@ -115,7 +116,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "compiled": _compiled(snapshots),
         "operators": operators(snapshots),
         "places": places(snapshots),
-        "pinned": merged(table(snapshots, "pinned"), "reason", "bytes"),
+        "pinned": pinned(snapshots),
         "warnings": merged(table(snapshots, "warnings"), "text", "count"),
         "verify": {
             "enabled": verify,

@@ -29,6 +29,16 @@ def plain(text: object, limit: int = 200) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def reason_words(row: Mapping[str, Any]) -> str:
+    """Return why memory could not be evicted, and what holds most of it."""
+    reason, holders = str(row.get("reason")), row.get("held_by")
+    first = holders[0] if isinstance(holders, list) and holders else None
+    if not isinstance(first, dict):
+        return reason
+    why = str(first.get("why"))
+    return f"{reason}: {first.get('name')}" + (f" ({why})" if why != reason else "")
+
+
 def words_of(command: Sequence[str], limit: int = 200) -> str:
     """Return a target's command, without the path of its interpreter."""
     first, *rest = command or [""]

@@ -21,6 +21,7 @@ RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
 
 PINS = {
     "not replayable": "run once, never again (the table in `dtrrun/runtime/operators.py`)",
+    "input exposed": "computed from memory that other code can reach, or from a tensor without plain storage",
     "updated in place": "written in place by an operator that also writes to memory nobody has set",
     "written outside": "by a composite operator, unseen (`dtrrun/runtime/patches/composites.py`)",
     "input lost": "made from a constant that the program let go of before memory ran short",

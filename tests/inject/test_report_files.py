@@ -108,3 +108,41 @@ def test_a_folder_that_a_killed_launcher_left_goes(dtrrun, tmp_path):
         os.utime(path, (long_ago, long_ago))
     assert dtrrun("sh", "-c", "exit 4").status == 4
     assert not left.exists()
+
+
+KEEPS = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256))
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    logits = []
+    for step in range(12):
+        model(torch.ones(512, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            logits.append(model(torch.ones(512, 256)))
+    return torch.stack(logits)
+result = train()
+"""
+
+
+@pytest.mark.parametrize("policy", ["error", "warn"])
+def test_what_stays_has_its_role_and_its_name(dtrrun, program, policy):
+    """Parameters, the optimizer's state and a list that an evaluation fills, in the error and the tables."""
+    run = dtrrun("--budget", "7MB", "--over-budget", policy, program("train.py", KEEPS))
+    rows = {row["reason"]: row["bytes"] for row in run.report["pinned"]}
+    weights = 2 * (256 * 256 + 256) * 4
+    assert rows["parameter"] == weights
+    assert rows["optimizer state"] == pytest.approx(2 * weights, abs=1000)
+    if policy == "error":
+        assert run.status == 1
+        assert "[`logits` in train at train.py:" in run.err
+        assert "kept by the program: `logits` in train at train.py:" in run.err
+        [name] = {held["name"] for row in run.report["pinned"] for held in row["held_by"]}
+        assert name.startswith("`logits` in train at train.py:")
+        assert "`logits` in train at train.py:" in run.report["error"]["hint"]
+    else:
+        assert run.status == 0
+        assert run.report["over_budget"]

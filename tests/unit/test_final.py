@@ -13,9 +13,18 @@ from dtrrun.views.final import print_final
 from dtrrun.views.html.tables import tables
 from dtrrun.views.report import build_report
 
+LOGITS = {"name": "`logits` in evaluate at train.py:31", "why": "input mutated", "bytes": 7_000_000}
 PINNED = [
     {"reason": "parameter", "bytes": 30_000_000, "storages": 120},
     {"reason": "gradient", "bytes": 30_000_000, "storages": 118},
+    {
+        "reason": "kept by the program",
+        "bytes": 8_000_000,
+        "storages": 4,
+        "held_by": [
+            {"name": "`logits` in evaluate at train.py:31", "why": "input mutated", "bytes": 7_000_000}
+        ],
+    },
 ]
 SMALL = {
     "operator": "aten.convolution",

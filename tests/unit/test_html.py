@@ -86,7 +86,9 @@ def hostile():
         "places": [
             {"module": HOSTILE, "line": HOSTILE, "name": HOSTILE, "rematerializations": 1, "seconds": 1.0}
         ],
-        "pinned": [{"reason": HOSTILE, "bytes": 5, "storages": 2}],
+        "pinned": [
+            {"reason": HOSTILE, "bytes": 5, "storages": 2, "held_by": [{"name": HOSTILE, "why": HOSTILE}, 3]}
+        ],
         "warnings": [{"text": HOSTILE, "count": 3}],
         "mismatches": [{"operator": HOSTILE, "bytes": 7, "count": 1}],
         "error": {"operator": HOSTILE, "needed_bytes": 9, "pinned": {}, "least_budget_bytes": 14},

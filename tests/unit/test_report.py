@@ -20,7 +20,7 @@ from dtrrun.views.text import SOURCE
 PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 CODE = Path(__file__).parents[2] / "dtrrun"
 TABLES = {
-    "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2}],
+    "pinned": [{"reason": "gradient", "bytes": 5, "storages": 2, "held_by": []}],
     "warnings": [{"text": EVIL, "count": 3}],
     "native": {
         "operators": 9,
@@ -40,6 +40,7 @@ TABLES = {
         "training": {"parameters": 2, "gradients": 2, "optimizer": 4},
         "expected_bytes": 24,
         "hint": "",
+        "held_by": {},
     },
 }
 

@@ -1,48 +1,69 @@
-"""What a program can do itself if its budget is too small: known remedies, by what fills the memory."""
+"""What a program can do itself if its budget is too small: known remedies, by what fills the memory.
+
+A hint accuses only what was seen: a container that holds the values, and autograd's graph if it keeps them.
+"""
 
 from __future__ import annotations
 
-from dtrrun.core.graph import Signature
-from dtrrun.core.ledger import INPUT_MUTATED, Ledger
+from dtrrun.core.graph import Signature, Version
+from dtrrun.core.history import History
+from dtrrun.core.ledger import Ledger
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.observe.training_memory import Training
+from dtrrun.runtime.observe.holders import Holder
+from dtrrun.runtime.observe.labels import COMPUTED
 from dtrrun.sizes import format_size
 
-LEAK = 0.1
-"""The share of the budget from which values of earlier steps are mentioned."""
+LARGE_HOLDING = 0.1
+"""The share of the budget from which what a container holds is mentioned."""
 LARGE = 0.2
 """The share of the budget from which one operator's logits are mentioned."""
 VOCABULARY = 1000
 
-EARLIER_STEPS = (
-    "{} are values of earlier steps that the program still refers to (losses or outputs in a list): detach() "
-    "or item() frees what they were computed from, and under torch.no_grad() nothing is kept"
+GRAPHS = (
+    "{held} keeps {size} for the backward pass of values of earlier steps: if there will be none, hold their "
+    "detach() or item() instead"
 )
+RESULTS = (
+    "{held} holds {size} of results: if less of them is enough (item(), argmax(), a mean), keep only that"
+)
+ELSEWHERE = ", or move them to the CPU"
 LOGITS = (
     "{} has logits of {:,} x {:,} at once: a loss that is computed in chunks of the batch, or fused with the "
     "last layer, takes a fraction of the memory"
 )
 
 
-def hint(ledger: Ledger, training: Training, error: BudgetError, failed: Signature | None, steps: int) -> str:
-    """Return what is known to help, or "" if nothing is. steps: the number of steps so far."""
-    found = []
-    if steps and (nbytes := _of_earlier_steps(ledger, training)) >= LEAK * error.budget_bytes:
-        found.append(EARLIER_STEPS.format(format_size(nbytes)))
+def hint(
+    ledger: Ledger, holders: dict[int, Holder], error: BudgetError, failed: Signature | None, history: History
+) -> str:
+    """Return what is known to help, or "" if nothing is. holders: of what can't be evicted, by key."""
+    found = [*_containers(ledger, holders, LARGE_HOLDING * error.budget_bytes, history)]
     if failed is not None and (shape := _logits(failed, error.budget_bytes)):
         found.append(LOGITS.format(failed.operator.name, *shape))
     return ". ".join(found)
 
 
-def _of_earlier_steps(ledger: Ledger, training: Training) -> int:
-    """Return the bytes that can't be evicted because weights have changed since they were computed."""
-    trained = training.present(ledger.key_of)
-    return sum(
-        version.nbytes
-        for key, version in ledger.versions.items()
-        if version.resident and version.pin == INPUT_MUTATED and key not in trained
-        if version.age < ledger.step_age
-    )
+def _containers(ledger: Ledger, holders: dict[int, Holder], least: float, history: History) -> list[str]:
+    """Return what to do about containers that hold results of this many bytes."""
+    held: dict[Holder, list[Version]] = {}
+    for key, holder in holders.items():
+        version = ledger.versions.get(key)
+        if version is not None and version.pin in COMPUTED and holder.container and not holder.of_optimizer:
+            held.setdefault(holder, []).append(version)
+    found = []
+    for holder, versions in held.items():
+        nbytes = sum(one.nbytes for one in versions)
+        ages = [one.age for one in versions]
+        if nbytes < least or len(versions) < 2:
+            continue
+        if not holder.by_graph:
+            text = RESULTS + (ELSEWHERE if ledger.device_type == "cuda" else "")
+        elif max(ages) - min(ages) > ledger.step_age - history.former_step_age > 0:  # of more than one step
+            text = GRAPHS
+        else:
+            continue
+        found.append(text.format(held=holder._replace(by_graph=False), size=format_size(nbytes)))
+    return found
 
 
 def _logits(failed: Signature, budget_bytes: int) -> tuple[int, int] | None:

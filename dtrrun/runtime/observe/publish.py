@@ -62,9 +62,12 @@ def totals(session: Session) -> dict[str, int]:
     }
 
 
-def tables(session: Session) -> dict[str, Any]:
-    """Return the tables of the record (see `telemetry.record`)."""
-    ledger, by_operator = session.ledger, session.dtr.rematerializer.by_operator
+def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
+    """Return the tables of the record (see `telemetry.record`).
+
+    lately: reasons for what can't be evicted need only be those of not long ago.
+    """
+    by_operator = session.dtr.rematerializer.by_operator
     evicted_by = session.dtr.eviction.evicted_by
     names = {*by_operator, *evicted_by}
     operators: list[dict[str, Any]] = [
@@ -79,21 +82,12 @@ def tables(session: Session) -> dict[str, Any]:
         for count, ns, nbytes in [by_operator.get(name, (0, 0, 0))]
     ]
     operators.sort(key=lambda row: (-row["seconds"], -row["evictions"], row["name"]))
-    pinned: dict[str, list[int]] = {}
-    for version in list(ledger.versions.values()):
-        if version.resident and version.operation is None:
-            tally = pinned.setdefault(version.pin or "constant", [0, 0])
-            tally[0] += version.nbytes
-            tally[1] += 1
     fingerprints = session.fingerprints
     return {
         "operators": operators[:TOP],
         "places": _places(session),
         "warnings": [{"text": text, "count": count} for text, count in session.warnings.items()],
-        "pinned": [
-            {"reason": reason, "bytes": nbytes, "storages": count}
-            for reason, (nbytes, count) in sorted(pinned.items(), key=lambda item: -item[1][0])
-        ],
+        "pinned": [row.table() for row in session.pinned(lately=lately)],
         "step": session.steps.last,
         "step_slowdown": session.steps.slowdowns.median(),
         "latest_steps": list(session.steps.latest),
@@ -147,4 +141,4 @@ def write(session: Session, writer: Any) -> None:
     for name, value in counters(session).items():
         if name != "wall_ns":
             cells[_INDEX[name]] = value
-    writer.publish(tables(session))
+    writer.publish(tables(session, lately=True))

@@ -17,22 +17,22 @@ MOST = 999.0
 
 
 class StepClock:
-    """Time and memory of each step. `ended` is called at its end.
+    """Time and memory of each step. At its end `stepped` is called with the optimizer, and then `ended`.
 
     `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures.
     """
 
-    def __init__(self, totals: Any, ended: Any) -> None:
+    def __init__(self, totals: Any, ended: Any, stepped: Any = lambda optimizer: None) -> None:
         self.count = 0
         self.last: dict[str, int] | None = None
         self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
         self.slowdowns = Sample()
         self._totals = totals
-        self._ended = ended
+        self._stepped, self._ended = stepped, ended
         self._before: dict[str, int] = totals()
 
     def install(self) -> None:
-        def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             self.count += 1
             now = self._totals()
             self.last = {name: now[name] - self._before[name] for name in now}
@@ -42,6 +42,7 @@ class StepClock:
             self.latest.append(self.last)
             if self.count > 1:  # the first one includes the start of the program, and of PyTorch
                 self.slowdowns.add(min(slowdown(self.last), MOST))
+            self._stepped(optimizer)
             self._ended()
 
         self._handle = register_optimizer_step_post_hook(stepped)

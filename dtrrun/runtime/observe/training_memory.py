@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
@@ -38,6 +38,9 @@ COPIES: dict[str, Callable[[dict[str, Any]], int]] = {
     "Adafactor": lambda group: 0,  # only a row and a column per matrix
 }
 """How many tensors of a parameter's size PyTorch's optimizers keep, by class and options."""
+PARAMETER, GRADIENT, OPTIMIZER_STATE, BUFFER = "parameter", "gradient", "optimizer state", "buffer"
+"""What storages may be for a program."""
+KINDS = torch.Tensor, torch.optim.Optimizer, torch.nn.Module
 
 
 class Training(NamedTuple):
@@ -47,6 +50,7 @@ class Training(NamedTuple):
     optimizers: list[torch.optim.Optimizer]
     learns: bool  # whether gradients are to be expected
     device_type: str
+    buffers: Sequence[torch.Tensor] = ()
 
     def present(self, key_of: Callable[[Any], int]) -> dict[int, int]:
         """Return the bytes of parameters, gradients and optimizer state that exist, by storage.
@@ -58,14 +62,27 @@ class Training(NamedTuple):
         for optimizer in self.optimizers:
             for _, parameter in self._updated(optimizer):
                 tensors += _tensors(_state(optimizer, parameter).values(), self.device_type)
-        return _by_storage(tensors, key_of)
+        return by_storage(tensors, key_of)
+
+    def roles(self, key_of: Callable[[Any], int]) -> dict[int, str]:
+        """Return what storages are for the program, by key: of those that belong to its training."""
+        gradients = [one for parameter in self.parameters if (one := _gradient(parameter)) is not None]
+        found: dict[int, str] = {}
+        for role, tensors in (
+            (BUFFER, self.buffers),
+            (OPTIMIZER_STATE, states_of(self.optimizers)),
+            (GRADIENT, gradients),
+            (PARAMETER, self.parameters),  # last, because a parameter may also be one of the others
+        ):
+            found |= dict.fromkeys(by_storage(tensors, key_of), role)
+        return found
 
     def has_gradients(self) -> bool:
         return any(_gradient(one) is not None for one in self.parameters)
 
     def without_gradient(self, key_of: Callable[[Any], int]) -> dict[int, int]:
         """Return the bytes of the parameters that may get a gradient but have none, by storage."""
-        return _by_storage((one for one in self._trained() if _gradient(one) is None), key_of)
+        return by_storage((one for one in self._trained() if _gradient(one) is None), key_of)
 
     def to_come_bytes(self, key_of: Callable[[Any], int] = id, reached: set[int] | None = None) -> int:
         """Return the bytes of gradients and of known optimizer state that are not yet allocated.
@@ -91,7 +108,7 @@ class Training(NamedTuple):
         given = {id(one) for optimizer in self.optimizers for _, one in self._updated(optimizer)}
         updated = {id(one) for optimizer in self.optimizers for one in optimizer.state}
         for one in self._trained():
-            passed = reached is None or not reached.isdisjoint(_by_storage((one,), key_of))
+            passed = reached is None or not reached.isdisjoint(by_storage((one,), key_of))
             may = passed and (not given or id(one) in given)
             if may or _gradient(one) is not None or id(one) in updated:
                 yield one
@@ -156,21 +173,45 @@ def find_training(device_type: str) -> Training:
     """
     parameters: dict[int, torch.Tensor] = {}
     optimizers: list[torch.optim.Optimizer] = []
+    buffers: list[torch.Tensor] = []
     kinds: dict[type, Any] = {}  # a million objects have a few thousand types
     for found in gc.get_objects():
         cls = type(found)  # isinstance() would ask lazy proxies among all objects for their __class__
         try:
             kind = kinds[cls]
         except KeyError:
-            kind = next((one for one in (torch.Tensor, torch.optim.Optimizer) if issubclass(cls, one)), None)
+            kind = next((one for one in KINDS if issubclass(cls, one)), None)
             kinds[cls] = kind
         if kind is torch.Tensor:
             if _is_parameter(found, device_type):
                 parameters[id(found)] = found
-        elif kind is not None:
+        elif kind is torch.optim.Optimizer:
             optimizers.append(found)
+        elif kind is not None:
+            buffers += _tensors((found.__dict__.get("_buffers") or {}).values(), device_type)
     learns = bool(optimizers) or torch.is_grad_enabled() or in_backward()
-    return Training([*parameters.values()], optimizers, learns, device_type)
+    return Training([*parameters.values()], optimizers, learns, device_type, buffers)
+
+
+def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """Yield all tensors that optimizers hold, except the parameters that they update."""
+    for optimizer in optimizers:
+        attributes = dict(vars(optimizer))
+        groups = attributes.pop("param_groups", ())
+        attributes.pop("defaults", None)
+        updated = {id(one) for group in groups for one in group["params"]}
+        pending: list[Any] = [*attributes.values()]
+        pending += [value for group in groups for name, value in group.items() if name != "params"]
+        while pending:
+            value = pending.pop()
+            cls = type(value)
+            if issubclass(cls, torch.Tensor):
+                if id(value) not in updated:
+                    yield value
+            elif issubclass(cls, dict):
+                pending += dict.values(value)
+            elif cls in (list, tuple):
+                pending += value
 
 
 def in_backward() -> bool:
@@ -225,7 +266,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
-def _by_storage(tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]) -> dict[int, int]:
+def by_storage(tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]) -> dict[int, int]:
     """Return the bytes of tensors, by the keys of their storages."""
     found = {}
     with torch._C.DisableTorchFunctionSubclass():

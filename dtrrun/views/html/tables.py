@@ -15,6 +15,7 @@ from dtrrun.views.text import (
     least_budget,
     native_share,
     plain,
+    reason_words,
     rule_of,
     rule_words,
     share,
@@ -44,7 +45,7 @@ def tables(report: Row) -> Json:
         "operators": _operators(report["operators"]),
         "places": _operators(report.get("places") or ()),
         "pinned": [
-            (plain(row.get("reason"), LONGEST), f"{row.get('storages') or 0:,}", _size(row.get("bytes")))
+            (plain(reason_words(row), LONGEST), f"{row.get('storages') or 0:,}", _size(row.get("bytes")))
             for row in report["pinned"][:MOST_ROWS]
         ],
         "warnings": [

@@ -1,0 +1,294 @@
+"""Finds the variables, attributes and containers of a program that refer to storages.
+
+The search starts at the variables of running functions and of the program's modules, and follows containers,
+attributes and what autograd has saved. It only looks: it runs no code of the program, and its time is
+bounded. Made when an error or the last table is written, so nothing is tracked for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import sysconfig
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
+from os.path import basename
+from time import thread_time_ns as now_ns
+from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from dtrrun.runtime.guards import below
+from dtrrun.runtime.storage import storage_of
+
+LONGEST_NS = 50_000_000
+"""Processor time that a search may take."""
+MOST_ITEMS = 10_000
+"""How many items of one container are looked at."""
+SEQUENCES = (list, tuple, set, frozenset, deque)
+ATOMS = (int, float, complex, str, bytes, bytearray, bool, type(None), ModuleType, torch.dtype, torch.device)
+OPTIMIZERS = "torch.optim"
+OURS = "dtrrun"
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+ATTRIBUTES = {"_parameters", "_buffers", "_modules"}
+"""The dicts in which `nn.Module` keeps what the program sees as attributes."""
+
+
+class Holder(NamedTuple):
+    """What refers to a storage. variable: as the program would write it. place: where that is."""
+
+    variable: str
+    place: str
+    container: bool  # a list, a dict or the like holds the tensor
+    by_graph: bool = False  # only what autograd has saved for the variable's backward pass
+    of_optimizer: bool = False  # a variable of an optimizer's step
+
+    def __str__(self) -> str:
+        graph = "the graph of " if self.by_graph else ""
+        return f"{graph}`{self.variable}` {self.place}"
+
+
+class _Found(NamedTuple):
+    value: Any
+    holder: Holder
+
+
+class Search:
+    """Finds holders of the storages with the keys `wanted`; `holders` has them by key."""
+
+    def __init__(self, wanted: Collection[int], key_of: Callable[[Any], int]) -> None:
+        self.holders: dict[int, Holder] = {}
+        self._wanted, self._key_of = wanted, key_of
+        self._until_ns = 0
+        self._seen: set[int] = set()
+        self._roots: list[tuple[torch.Tensor, Holder]] = []
+        self._nodes: list[Any] = []  # kept meanwhile, so that no other object gets the id of one of them
+
+    def run(self, traceback: TracebackType | None = None) -> dict[int, Holder]:
+        """Return the holders. traceback: of an error, whose functions may have ended."""
+        self._until_ns = now_ns() + LONGEST_NS
+        with (guard := below()), guard, torch._C.DisableTorchFunction():
+            own, of_libraries = _frames(traceback)
+            for start in (own, _modules(), of_libraries):
+                if self._done():
+                    break
+                self._follow(start)
+                self._follow_graphs()
+        self._nodes.clear()
+        return self.holders
+
+    def _done(self) -> bool:
+        return len(self.holders) == len(self._wanted) or now_ns() > self._until_ns
+
+    def _follow(self, start: Iterable[_Found]) -> None:
+        """Search breadth first, so that a storage gets its shortest name."""
+        pending = deque(start)
+        count = 0
+        while pending:
+            count += 1
+            if not count & 127 and self._done():
+                return
+            value, holder = pending.popleft()
+            cls = type(value)
+            if cls in ATOMS or id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            if issubclass(cls, torch.Tensor):
+                self._note(value, holder)
+            pending += _inside(value, cls, holder)
+
+    def _note(self, tensor: torch.Tensor, holder: Holder) -> None:
+        try:
+            key = self._key_of(storage_of(tensor))
+            if tensor.grad_fn is not None:
+                self._roots.append((tensor, holder))
+        except (RuntimeError, NotImplementedError):  # it has no plain storage
+            return
+        if key in self._wanted:
+            self.holders.setdefault(key, holder)
+
+    def _follow_graphs(self) -> None:
+        """Search the graphs of the tensors found. What only containers keep is found through them."""
+        for tensor, holder in sorted(self._roots, key=lambda root: root[1].container):
+            self._follow_graph(tensor, holder._replace(by_graph=True))
+        self._roots.clear()
+
+    def _follow_graph(self, tensor: torch.Tensor, holder: Holder) -> None:
+        pending = [tensor.grad_fn]
+        while pending:
+            node = pending.pop()
+            if node is None or id(node) in self._seen:
+                continue
+            if not len(self._nodes) & 127 and self._done():
+                return
+            self._seen.add(id(node))
+            self._nodes.append(node)
+            for saved in _saved(node):
+                try:
+                    key = self._key_of(storage_of(saved))
+                except (RuntimeError, NotImplementedError):
+                    continue
+                if key in self._wanted:
+                    self.holders.setdefault(key, holder)
+            pending += [one for one, _ in node.next_functions]
+
+
+def _saved(node: Any) -> Iterator[torch.Tensor]:
+    """Yield what autograd has saved for a node, without calling the program's hooks."""
+    for name in _names_of_saved(type(node)):
+        try:
+            saved = getattr(node, name)
+            for one in saved if isinstance(saved, (list, tuple)) else (saved,):
+                data = getattr(one, "data", None)  # from PyTorch 2.10 on
+                if isinstance(data, torch.Tensor):
+                    yield data
+        except RuntimeError:  # freed by a backward pass
+            continue
+
+
+_by_class: dict[type, list[str]] = {}
+
+
+def _names_of_saved(cls: type) -> list[str]:
+    names = _by_class.get(cls)
+    if names is None:
+        names = _by_class[cls] = [name for name in dir(cls) if name.startswith("_raw_saved_")]
+    return names
+
+
+def _inside(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
+    """Yield what a value refers to. Uses built-in methods only: those of the program may do anything."""
+    name = holder.variable
+    if issubclass(cls, dict):
+        inside = holder._replace(container=True)
+        for key, one in list(islice(dict.items(value), MOST_ITEMS)):
+            shown = f"{name}[{key!r}]" if type(key) in (str, int) else name
+            yield _Found(one, inside._replace(variable=shown))
+    elif issubclass(cls, SEQUENCES):
+        inside = holder._replace(container=True)
+        base = next(one for one in SEQUENCES if issubclass(cls, one))
+        for one in list(islice(base.__iter__(value), MOST_ITEMS)):
+            yield _Found(one, inside)
+    elif cls is FunctionType:
+        yield from _cells(value, holder)
+    elif cls is MethodType:
+        yield _Found(value.__self__, holder)
+    elif cls is GeneratorType:
+        if value.gi_frame is not None:
+            yield from _locals(value.gi_frame, holder)
+    elif issubclass(cls, type):
+        if _is_programs(sys.modules.get(value.__module__)):
+            for attribute, one in list(type.__getattribute__(value, "__dict__").items()):
+                yield _Found(one, holder._replace(variable=f"{name}.{attribute}"))
+    else:
+        yield from _attributes(value, cls, holder)
+
+
+def _attributes(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        attributes = None
+    if type(attributes) is dict:
+        for attribute, one in list(islice(attributes.items(), MOST_ITEMS)):
+            if attribute in ATTRIBUTES and type(one) is dict:
+                for inner, two in list(one.items()):
+                    yield _Found(two, holder._replace(variable=f"{holder.variable}.{inner}"))
+            elif type(attribute) is str:
+                yield _Found(one, holder._replace(variable=f"{holder.variable}.{attribute}"))
+    for base in cls.__mro__:
+        for attribute, slot in list(base.__dict__.items()) if "__slots__" in base.__dict__ else ():
+            if inspect.ismemberdescriptor(slot):
+                try:
+                    one = slot.__get__(value)
+                except AttributeError:  # not set
+                    continue
+                yield _Found(one, holder._replace(variable=f"{holder.variable}.{attribute}"))
+
+
+def _cells(function: FunctionType, holder: Holder) -> Iterator[_Found]:
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield _Found(cell.cell_contents, holder._replace(variable=variable))
+        except ValueError:  # empty
+            continue
+
+
+def _locals(frame: FrameType, holder: Holder) -> list[_Found]:
+    """Return a frame's variables.
+
+    Before Python 3.13, `f_locals` is a copy that stays with the frame and would keep the tensors alive, so it
+    is emptied, unless the program has it from `locals()`.
+    """
+    values = frame.f_locals
+    found = [
+        _Found(one, holder._replace(variable=variable))
+        for variable, one in list(values.items())
+        if type(variable) is str and not variable.startswith((".", "__"))
+    ]
+    copied = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
+    if copied and sys.getrefcount(values) <= 3:  # the frame, this variable and the argument
+        values.clear()
+    return found
+
+
+def _frames(traceback: TracebackType | None) -> tuple[list[_Found], list[_Found]]:
+    """Return the variables of running functions of the program, and of libraries; the outermost first.
+
+    Those of an uncaught error count as running: Python keeps them for its traceback until the process ends.
+    """
+    own: list[_Found] = []
+    of_libraries: list[_Found] = []
+    for frame in _running(traceback):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == OURS:
+            continue
+        code = frame.f_code
+        function = "" if code.co_name == "<module>" else f"in {code.co_name} "
+        place = f"{function}at {basename(code.co_filename)}:{frame.f_lineno}"
+        holder = Holder("", place, container=False, of_optimizer=module.startswith(OPTIMIZERS))
+        (of_libraries if _is_library(code.co_filename) else own).extend(_locals(frame, holder))
+    return own, of_libraries
+
+
+def _running(traceback: TracebackType | None) -> Iterator[FrameType]:
+    traceback = traceback or getattr(sys, "last_traceback", None)
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+    main = threading.main_thread().ident
+    stacks = sys._current_frames()
+    for thread in sorted(stacks, key=lambda ident: ident != main):
+        frames = []
+        frame: FrameType | None = stacks[thread]
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        yield from reversed(frames)
+
+
+def _modules() -> Iterator[_Found]:
+    for name, module in list(sys.modules.items()):
+        if _is_programs(module):
+            holder = Holder("", f"in {basename(vars(module).get('__file__') or name)}", container=False)
+            for variable, value in list(vars(module).items()):
+                if not variable.startswith("__"):
+                    yield _Found(value, holder._replace(variable=variable))
+
+
+def _is_programs(module: Any) -> bool:
+    """Return whether a module is a file of the program, rather than an installed package."""
+    if type(module) is not ModuleType:
+        return False
+    names = vars(module)
+    path, name = names.get("__file__"), str(names.get("__name__"))
+    if name == "__main__":
+        return True
+    return type(path) is str and not _is_library(path) and name.partition(".")[0] not in (OURS, "torch")
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith(LIBRARIES) or path.startswith("<frozen")
