@@ -131,6 +131,7 @@ gpu-without-gpu: $(GPU)/installed
 # Real packages; writes the table of docs/compatibility.md.
 ecosystem: $(ECOSYSTEM)
 	$(BIN)/python -m tests.ecosystem
+	$(BIN)/python -m pytest -q tests/inject/test_notebook.py::test_the_recipe
 
 # Each example, plain and inside 60 % of its peak: the same bits, within the budget. Two at a time.
 SMOKE := out=$$($(BIN)/dtrrun smoke --device cpu --steps 2 $$0 2>&1); status=$$?; echo "$$out"; exit $$status

@@ -1,5 +1,8 @@
 """The real allocator: its cap, its statistics, its errors and its snapshot."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct, tensor
@@ -23,6 +26,15 @@ def test_the_cap_is_the_allocators_own():
         assert report["reserved_peak_bytes"] <= report["cap_bytes"] + 20 * MIB
         assert torch.cuda.memory_reserved() <= report["cap_bytes"] + 20 * MIB
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def test_pytorchs_error_is_quoted_as_it_is_on_the_page_for_those_who_have_seen_it():
+    page = Path(__file__).parents[2] / "docs" / "howto" / "out-of-memory.md"
+    (quoted,) = re.findall(r"^torch.OutOfMemoryError: (.*)$", page.read_text(), re.MULTILINE)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(2**44, device=DEVICE)
+    said, shown = (re.sub(r"[\d.]+ (bytes|[KMG]iB)", "1 GiB", text) for text in (str(caught.value), quoted))
+    assert said.startswith(shown)
 
 
 def test_a_limit_of_the_programs_own():

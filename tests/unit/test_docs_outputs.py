@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from test_docs import CODE, PAGES, PLACEHOLDERS, ROOT, commands, text
 
 from dtrrun.cli import smoke
@@ -179,6 +180,21 @@ def test_the_code_of_the_first_page_runs(capsys):
     (code,) = (block for _, _, language, block in CODE.findall(text("README.md")) if language == "python")
     exec(code, {"train": lambda: None})
     assert capsys.readouterr().out == "0\n"
+
+
+def test_the_code_of_the_recipe_for_notebooks_runs(capsys):
+    """All of it runs in a kernel, if there is one: tests/inject/test_notebook.py."""
+    blocks = [block for _, _, _, block in CODE.findall(text("docs/howto/notebook.md"))]
+    exec("".join(blocks[:2]), {"train": lambda: torch.ones(1000).sum()})
+    assert capsys.readouterr().out == "4096 0 0\n"
+
+
+def test_pytorchs_error_on_a_cpu_is_quoted_as_it_is():
+    """For that on a GPU, see tests/gpu/test_memory.py."""
+    (quoted,) = re.findall(r"^RuntimeError: (.*)$", text("docs/howto/out-of-memory.md"), re.MULTILINE)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**46)
+    assert re.sub(r"\d+", "1", str(caught.value)) == re.sub(r"\d+", "1", quoted)
 
 
 def test_what_make_and_python_are_asked_for_exists():
