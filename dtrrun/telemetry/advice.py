@@ -45,7 +45,7 @@ def advice(
             clauses[-1] += ", plus the optimizer's state"
     attempt, search = how
     if not expected_bytes:
-        begun = ". The program has not computed anything yet, so it is unknown how much it will need"
+        begun = ". It has not computed with its parameters yet, so it is unknown how much it will need"
         return f"{'; '.join(clauses)}{begun if training else ''}; {search}"
     attempt = attempt.format(format_size_up(expected_bytes).replace(" ", ""))
     return f"{'; '.join(clauses)}. {attempt} (what has not run yet may need more); {search}"

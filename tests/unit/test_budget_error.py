@@ -56,7 +56,7 @@ def test_a_size_is_never_rounded_down_to_less(size):
 )
 def test_the_advice(training, text, expected, rest):
     if training and not expected:
-        rest = f". The program has not computed anything yet, so it is unknown how much it will need{rest}"
+        rest = f". It has not computed with its parameters yet, so it is unknown how much it will need{rest}"
     assert advice("aten.mm", 36_123_456, training, expected) == f"at least 36.2 MB for aten.mm{text}{rest}"
 
 
@@ -166,7 +166,26 @@ def test_no_budget_is_named_before_the_program_has_begun_to_compute():
     error = too_small(program, 600_000)
     assert error.expected_bytes == 0
     assert "Try " not in str(error)
-    assert "has not computed anything yet" in str(error)
+    assert "has not computed with its parameters yet" in str(error)
+
+
+def test_a_program_that_has_evaluated_has_begun():
+    """Nothing in memory depends on the parameters any more, but operators have computed with them."""
+
+    def program():
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        if evaluates:
+            with torch.no_grad():
+                assert model(torch.ones(4, 64)).isfinite().all()
+            kept = None
+        else:  # a copy is no use of them
+            kept = {name: one.detach().clone() for name, one in model.named_parameters()}
+        return kept, torch.ones(1000, 1000)
+
+    for evaluates in (False, True):
+        error = too_small(program, 500_000)
+        assert ("has not computed with its parameters yet" in str(error)) == (not evaluates)
+        assert bool(error.expected_bytes) == evaluates
 
 
 def test_what_is_frozen_has_no_gradients():

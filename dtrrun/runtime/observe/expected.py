@@ -50,7 +50,7 @@ def expected_budget(
     trained = training.present(ledger.key_of)
     operations = list(_operations(ledger, inputs))
     updates = in_optimizer()
-    if not (updates or in_backward() or _begun(training, trained, operations, inputs, failed)):
+    if not (updates or in_backward() or _begun(ledger, training, trained, operations, inputs, failed)):
         return 0
     unseen = kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
     sizes = {rounded(one.numel() * one.element_size()) for one in training.parameters}
@@ -100,6 +100,7 @@ def expected_budget(
 
 
 def _begun(
+    ledger: Ledger,
     training: Training,
     trained: dict[int, int],
     operations: list[Operation],
@@ -111,12 +112,14 @@ def _begun(
         return True
     calls = [(one.signature, one.inputs) for one in operations]
     calls += [] if failed is None else [(failed, inputs)]
-    return any(
-        one.key in trained
-        for signature, read in calls
-        if signature.operator.name not in COPYING
-        for one in read
-    )
+    computed: set[int] = set()
+    copied: set[int] = set()
+    for signature, versions in calls:
+        into = copied if signature.operator.name in COPYING else computed
+        into.update(one.key for one in versions)
+    # What was computed with the others may have been released.
+    used = (key for key, version in ledger.versions.items() if version.used and key not in copied)
+    return not trained.keys().isdisjoint(computed | set(used))
 
 
 def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Signature | None) -> set[int]:
