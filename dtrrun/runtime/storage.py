@@ -175,16 +175,22 @@ def is_held(storage: torch.UntypedStorage, times: int = 0) -> bool:
     return sys.getrefcount(storage) > _references_beside_tensors() + times
 
 
-@functools.cache
 def _references_beside_tensors() -> int:
-    """Return the count in `is_held` for a storage held only by a tensor; PyTorch versions differ."""
+    """Return the count in `is_held` for a storage held only by a tensor.
+
+    PyTorch versions differ. So do two moments: while Dynamo watches frames, a call adds a reference.
+    """
 
     def count(storage: torch.UntypedStorage) -> int:
         return sys.getrefcount(storage)
 
-    tensor = torch.frombuffer(bytearray(4), dtype=torch.uint8)
-    storage = own_storage_of(tensor)
+    storage = own_storage_of(_held_by_nobody())
     return count(storage)
+
+
+@functools.cache
+def _held_by_nobody() -> torch.Tensor:
+    return torch.frombuffer(bytearray(4), dtype=torch.uint8)
 
 
 def checksum(storage: torch.UntypedStorage) -> int:
