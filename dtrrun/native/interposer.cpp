@@ -13,6 +13,7 @@
 #include "compiled_kernels.h"
 #include "device_allocator.h"
 #include "dlpack.h"
+#include "dynamo_guards.h"
 #include "interposer.h"
 #include "extension_functions.h"
 #include "faults.h"
@@ -118,6 +119,13 @@ PyObject* bind(PyObject*, PyObject* index) {
 PyObject* switch_on(PyObject*, PyObject* on) {
   switch_key(PyObject_IsTrue(on));
   Py_RETURN_NONE;
+}
+
+PyObject* hide_from_guards(PyObject*, PyObject* on) {
+  return guarded([&]() -> PyObject* {
+    DynamoGuards::watch(PyObject_IsTrue(on));
+    Py_RETURN_NONE;
+  });
 }
 
 PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(is_switched_on()); }
@@ -476,6 +484,7 @@ PyMethodDef methods[] = {
     {"bind", bind, METH_O, "Note that a session on a GPU has begun to use the device with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},
     {"switch", switch_on, METH_O, "Switch on or off whether this thread's operators arrive."},
+    {"hide_from_guards", hide_from_guards, METH_O, "Hide our key from Dynamo's guards while they are checked, or stop doing so."},
     {"is_on", is_on, METH_NOARGS, "Return whether this thread's operators arrive."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator being handled in this thread."},
     {"proceed_watched", proceed_watched, METH_VARARGS,

@@ -1,5 +1,6 @@
 """Programs compiled by `torch.compile` compute the same bits as without dtrrun, compiled as well."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -176,6 +177,29 @@ def test_a_function_that_is_compiled_before_the_session(anew):
         assert_same(expected, found, "under stress")
         assert report["compiled"]["graphs"] >= 1
     assert_same(expected, plain(program), "afterwards")
+
+
+@pytest.mark.parametrize("first", ["outside", "inside"])
+def test_a_graph_serves_in_a_session_and_outside(first, anew):
+    """Its guards compare the thread's dispatch keys, to which a session adds one."""
+
+    def use():
+        # The session has met one of the two, and not the other.
+        for x, y in ((torch.randn(8, 8), known), (known, torch.randn(8, 8))):
+            compiled(x, y).sum().backward()
+
+    layer, known = nn.Linear(8, 8), torch.randn(8, 8)
+    compiled = torch.compile(lambda x, y: (layer(x) + y).sin(), backend="aot_eager", fullgraph=True)
+    with contextlib.nullcontext() if first == "outside" else dtrrun.budget(None):
+        use()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            use()
+            with dtrrun.budget(None) as session:
+                use()
+                use()
+            calls = session.report()["native"]
+            assert calls["operators"] >= 4 * 5, "operators did not arrive"
 
 
 def test_what_dynamo_does_not_look_into_is_the_same_when_it_compiles_and_later(anew):

@@ -16,6 +16,8 @@ row(
     ("nobody is told what an opaque graph writes to", "runtime.compiled.compiler:Compiler._compiled",
      staticmethod(lambda original: original),
      "compiled::what_nobody_can_look_into_runs_with_its_inputs_in_memory"),
+    ("guards see our key when they are made", "runtime.compiled.compiler:_unseen", lambda original: original,
+     "compiled::a_graph_serves_in_a_session_and_outside[inside]"),
     ("the compiler sees what is replaced", "runtime.compiled.compiler:paused", nullcontext,
      "compiled::what_the_compiler_looks_at_is_not_handed_out"),
 )

@@ -30,6 +30,12 @@ native(
      "value.toTensor().is_same(one.constant)", TRAINING),
 )
 native(
+    "guards of compiled graphs", "dynamo_guards.h",
+    ("guards see our key when they are checked",
+     "if («std::strcmp(range.name(), SEARCH) != 0» || !is_switched_on())", "true",
+     "compiled::a_graph_serves_in_a_session_and_outside[outside]"),
+)
+native(
     "shapes without memory", "interposer.h",
     ("a number makes a FakeTensor's operator the session's",
      "return tensor.defined() && !«tensor.unsafeGetTensorImpl()->is_wrapped_number()»; };", "false", GUARDS),

@@ -22,6 +22,7 @@ import torch
 from dtrrun.runtime.compiled import generated
 from dtrrun.runtime.compiled.region import Region
 from dtrrun.runtime.dispatch.arguments import covers
+from dtrrun.runtime.guards import unseen
 from dtrrun.runtime.operators import KERNELS
 from dtrrun.runtime.patches.registry import Function, Patches, paused
 
@@ -84,6 +85,7 @@ class Compiler:
 
     def remove(self) -> None:
         self._patches.undo()
+        self._native.hide_from_guards(False)
         self._follows_inductor = self._follows_dynamo = False
         while self._regions:
             self._regions.pop().end()
@@ -118,6 +120,9 @@ class Compiler:
         self._keep_out()
         callbacks = import_module(DYNAMO_CALLBACKS)
         self._patches.wrap(callbacks.CompilationCallbackHandler, "install_callbacks", self._compiling)
+        # A graph's guards must not depend on our dispatch key, neither when they are made nor when checked.
+        self._patches.wrap(import_module("torch._dynamo.guards").CheckFunctionManager, "__init__", _unseen)
+        self._native.hide_from_guards(True)
 
     def _compiling(self, original: Function) -> Function:
         @contextmanager
@@ -251,6 +256,14 @@ class Compiler:
             return original(graph, inputs, constants, graph_kwargs)
 
         return post_compile
+
+
+def _unseen(original: Function) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unseen():
+            return original(*args, **kwargs)
+
+    return call
 
 
 class Launcher:
