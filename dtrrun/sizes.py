@@ -25,14 +25,16 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size; write one like 6GB, 1.5GiB, 512MB or 50%")
     number, unit = Decimal(match[1]), (match[2] or "").lower()
-    if not unit:
-        raise ValueError(f"{text!r} has no unit; write {match[1]}MB, {match[1]}GB or {match[1]}B")
+    if not unit and number:
+        raise ValueError(
+            f"{text!r} has no unit; write {match[1]}MB, {match[1]}GB or {match[1]}B, as one word"
+        )
     if unit == "%":
         if whole is None:
             raise ValueError(f"{text!r}: a percentage is not possible here; write a size like 6GB")
         size = int(number / 100 * whole())
-    elif unit in UNITS:
-        size = int(number * UNITS[unit])
+    elif not unit or unit in UNITS:
+        size = int(number * UNITS.get(unit, 1))
     else:
         raise ValueError(
             f"{text!r} has an unknown unit; known are B, kB, MB, GB, TB, KiB, MiB, GiB, TiB and %"

@@ -127,7 +127,7 @@ def named_heuristic(text: str) -> str:
     except ValueError:
         from difflib import get_close_matches
 
-        near = get_close_matches(text, HEURISTIC_NAMES, 1)
+        near = get_close_matches(text, HEURISTIC_NAMES, 1, cutoff=0.7)
         if near and "(" not in text:
             raise ValueError(f"unknown heuristic {text!r}; did you mean {near[0]}?") from None
         raise

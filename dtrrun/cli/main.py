@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -23,6 +23,7 @@ from dtrrun.cli.messages import discard, if_someone_reads, say, to_stdout
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchError
 from dtrrun.launch.signals import number_of
 from dtrrun.monitor.nvml import use_pynvml
+from dtrrun.sizes import parse_size
 
 VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = _main(words)
     except LaunchError as error:
-        say(f"error: {error}{_verb_meant(words) if error.exit_status == NOT_FOUND else ''}")
+        say(f"error: {error}{_meant(words) if error.exit_status == NOT_FOUND else ''}")
         status = error.exit_status
     except KeyboardInterrupt as interrupt:
         status = BY_SIGNAL + number_of(interrupt)
@@ -156,9 +157,13 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any] | None:
     return typed if isinstance(typed, dict) else None
 
 
-def _verb_meant(words: list[str]) -> str:
+def _meant(words: list[str]) -> str:
+    """Return what else the target's name may have been meant to be: a verb, or a size."""
     ours, target = split(words, "run")
     if len(ours) < len(words) and words[len(ours)] != "--" and target[0] not in VERBS:
         for verb in get_close_matches(target[0], VERBS, n=1, cutoff=0.75):
             return f"; did you mean the verb {verb}?"
+        with suppress(ValueError):
+            parse_size(target[0], lambda: 1 << 40)
+            return f"; did you mean --budget {target[0]}?"
     return ""

@@ -83,7 +83,8 @@ class Options:
             size = read["budget_bytes"] = given["budget"].read(lambda text: parse_size(text, lambda: total))
             if size > total:
                 warnings.append(
-                    f"the budget of {size:,} bytes is more than the {total:,} bytes that {device} has"
+                    f"the budget of {size:,} bytes is more than the {total:,} bytes of "
+                    + ("this machine" if device == "cpu" else device)
                 )
         ours = {row.field: read.pop(row.field) for row in rows(cls) if row.field in read}
         return cls(RuntimeSettings(**read), device, warnings=tuple(warnings), **ours)

@@ -60,12 +60,13 @@ def line(snapshot: Snapshot, rates: Rates) -> str:
 
 
 def _events(snapshot: Snapshot, rates: Rates, columns: int | None = None) -> list[str]:
-    """Return the counts of events and the slowdown, with short names if the long ones do not fit."""
+    """Return the counts of events and the slowdown; with short names, or no rates, if they do not fit."""
     found = step_slowdown([snapshot])
     slow = [] if found is None else [f"slowdown {found:.2f} ×"]
-    for names in (EVENTS, SHORT):
+    for names, also_rates in ((EVENTS, True), (SHORT, True), (SHORT, False)):
         events = [
-            f"{shown} {snapshot.counters[what]:,} ({rate(rates.rate(snapshot.pid, what))})"
+            f"{shown} {snapshot.counters[what]:,}"
+            + (f" ({rate(rates.rate(snapshot.pid, what))})" if also_rates else "")
             for shown, what in zip(names, EVENTS, strict=True)
         ]
         if columns is None or cell_len("  ".join([*events, *slow])) <= columns:
@@ -157,20 +158,21 @@ def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
     against = f" of {format_size(budget)}" if budget else ", no budget"
     resident = f"  {format_size(counters['resident_bytes'])}{against}"
     room = max(10, columns - len("tensors  ") - 24)
+    legend = [
+        Text.assemble((BAR[0], PINNED), f" pinned {format_size(pinned)}"),
+        Text.assemble((BAR[1], EVICTABLE), f" evictable {format_size(evictable)}"),
+        Text(f"evicted {format_size(counters['evicted_bytes'])}"),
+        Text(f"peak {format_size(counters['peak_bytes'])}"),
+    ]
+    while len(legend) > 2 and 9 + Text("  ").join(legend).cell_len > columns:
+        del legend[2]  # rather than cut a figure
     return Group(
         Text.assemble(
             ("tensors  ", "dim"),
             memory_bar(pinned, evictable, counters["resident_bytes"], budget or counters["peak_bytes"], room),
             (resident, "bold"),
         ),
-        Text.assemble(
-            (f"         {BAR[0]}", PINNED),
-            f" pinned {format_size(pinned)}  ",
-            (BAR[1], EVICTABLE),
-            f" evictable {format_size(evictable)}  ",
-            f"evicted {format_size(counters['evicted_bytes'])}  ",
-            f"peak {format_size(counters['peak_bytes'])}",
-        ),
+        Text.assemble("         ", Text("  ").join(legend)),
         Text.assemble("         ", "  ".join(_events(snapshot, rates, columns - 9))),
         *_driver(snapshot, budget),
     )

@@ -158,6 +158,7 @@ def test_usage_errors_are_one_line_and_status_2(seen, capsys, words, message):
     ("words", "message"),
     [
         ("doktor", "no such script or command: doktor; did you mean the verb doctor?"),
+        ("15MB train.py", "no such script or command: 15MB; did you mean --budget 15MB?"),
         ("--quiet simulat step.log", "no such script or command: simulat; did you mean the verb simulate?"),
         ("-- doktor", "no such script or command: doktor"),
         ("./top1", "no such script or command: ./top1"),

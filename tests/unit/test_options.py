@@ -198,4 +198,4 @@ def test_a_budget_larger_than_the_device_is_warned_of(folder, monkeypatch):
     monkeypatch.setattr(options, "total_bytes", lambda device, build: 1000)
     assert collect({"budget": "1000B"}, {}, folder).warnings == ()
     (warning,) = collect({"budget": "1001B", "device": "cpu"}, {}, folder).warnings
-    assert warning == "the budget of 1,001 bytes is more than the 1,000 bytes that cpu has"
+    assert warning == "the budget of 1,001 bytes is more than the 1,000 bytes of this machine"

@@ -65,6 +65,12 @@ def test_fits_every_terminal(processes: int) -> None:
             assert all(cell_len(without_colour(text)) <= columns for text in lines)
 
 
+def test_figures_that_do_not_fit_are_left_out_rather_than_cut() -> None:
+    lines = [without_colour(text).rstrip() for text in draw(1, 60, 24)]
+    assert "         █ pinned 60 MB  ▓ evictable 120 MB  peak 200 MB" in lines
+    assert not [text for text in lines if "…" in text]
+
+
 def test_names_from_the_script_are_shown_as_they_are() -> None:
     row = {"name": EVIL, "rematerializations": 1, "seconds": 1.0, "bytes": 1}
     text = "\n".join(draw(1, 80, 24, tables={"operators": [row], "warnings": [{"text": EVIL, "count": 1}]}))

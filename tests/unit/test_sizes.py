@@ -42,10 +42,11 @@ def test_percentage_is_of_the_whole(text, size):
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("200", "has no unit; write 200MB, 200GB or 200B"),
+        ("200", "has no unit; write 200MB, 200GB or 200B, as one word"),
         ("6 G B", "is not a size"),
         ("6PB", "unknown unit"),
         ("0GB", "less than one byte"),
+        ("0", "less than one byte"),
         ("0.5B", "less than one byte"),
         ("-1GB", "is not a size"),
         ("1e9B", "is not a size"),

@@ -52,6 +52,7 @@ def test_good_values(reader, text, value):
         (values.deallocation, "ignore", "simulator only"),
         (values.deallocation, "lazy", "not one of eager, banish, ignore"),
         (values.heuristic, "h_dtr_qe", "did you mean h_dtr_eq?"),
+        (values.heuristic, "best", "unknown heuristic 'best': choose one of h_dtr,"),
         (values.heuristic, "h'(s=yes,m=no,c=maybe)", "unknown heuristic"),
         (values.heuristic, "my module:score", "unknown heuristic"),
         *[(values.heuristic, name, "a run uses one") for name in ("portfolio", "paper", "ablations")],
