@@ -199,6 +199,14 @@ def test_the_page_names_reasons_that_exist():
     reasons = [reason for row in rows for reason in re.findall("`(.+?)`", row)]
     assert len(reasons) > 30
     assert [reason for reason in reasons if f'"{reason}"' not in code] == []
+    patterns = (
+        r'as_pin\("([^"]+)"\)',
+        r'(?:make_constant|\.pin|_hand_out|escape\w*)\([^"()\n]*, "([^"\n]+)"',
+        r'\.pin = [^"\n]*"([^"\n]+)"',
+    )
+    given = {reason for pattern in patterns for reason in re.findall(pattern, code)}
+    assert len(given) > 20
+    assert sorted(given - set(reasons)) == []
 
 
 def test_the_page_describes_each_field_and_no_other() -> None:

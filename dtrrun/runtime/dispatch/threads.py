@@ -28,8 +28,8 @@ LOOK_SECONDS = 20e-6
 STARTERS = ("start_new_thread", "start_joinable_thread")  # of `_thread`; the second since Python 3.13
 
 UNREACHED = (
-    "dtrrun cannot see the operators of {} threads that were running before it: pin the tensors that they "
-    "write to (session.pin), or what they write may be lost"
+    "dtrrun cannot see the operators of {} that ran before it: pin the tensors that are written to there "
+    "(session.pin), or what is written may be lost"
 )
 
 _here = threading.local()
@@ -137,7 +137,8 @@ class Threads:
             self._entered.update(strangers)
             unreached = visits.visit(strangers, self.enter)
             if unreached:
-                self._alert(UNREACHED.format(len(unreached)))
+                count = len(unreached)
+                self._alert(UNREACHED.format("a thread" if count == 1 else f"{count} threads"))
 
     def end(self) -> None:
         """Switch the interposer off in this thread, and soon in all others."""

@@ -35,8 +35,11 @@ OTHER_DEVICE = "tensors on {device} are outside the budget: only those on {ours}
 class Notices:
     """Inspects uncaught exceptions while installed. `budget_error`: the text of the last BudgetError."""
 
-    def __init__(self, warn: Callable[[str], None], alert: Callable[[str], None]) -> None:
-        self._warn, self._alert = warn, alert
+    def __init__(
+        self, warn: Callable[[str], None], alert: Callable[[str], None], has_evicted: Callable[[], bool]
+    ) -> None:
+        """has_evicted: returns whether anything is evicted at present."""
+        self._warn, self._alert, self._has_evicted = warn, alert, has_evicted
         self.budget_error = ""
         self._seen: set[str] = set()
 
@@ -48,7 +51,7 @@ class Notices:
             hide(error)
             original(kind, error, error.__traceback__ if whole else traceback)
             text = str(error)
-            if EMPTIED in text:
+            if EMPTIED in text and self._has_evicted():  # a program may empty storages itself, as FSDP does
                 self._alert(READ_UNSEEN)
             elif self.budget_error and "TorchScript" in text:
                 self._alert(SCRIPTED + self.budget_error)
