@@ -221,11 +221,19 @@ class RuntimeSettings:
 
     @classmethod
     def of(cls, **given: Any) -> RuntimeSettings:
-        """Make settings from values by field name; text is read as on the command line. Raises ValueError."""
+        """Make settings from values by field name; text and numbers are read as on the command line.
+
+        Raises ValueError for an invalid value, and TypeError for an unknown name.
+        """
+        for name in given.keys() - {one.name for one in fields(cls)}:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, [row.field for row in rows(cls)[1:]], 1)
+            raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
         for row in rows(cls):
-            if isinstance(text := given.get(row.field), str):
+            if isinstance(value := given.get(row.field), (str, int, float)) and row.key != "budget":
                 try:
-                    given[row.field] = row.read(text)
+                    given[row.field] = row.read(str(value))
                 except ValueError as error:
                     raise ValueError(f"{row.field}: {error}") from None
         return cls(**given)

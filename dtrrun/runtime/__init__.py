@@ -27,6 +27,7 @@ __all__ = ["BudgetError", "CannotBuild", "LostError", "Session", "activate", "bu
 
 FREE_THREADED = "free-threaded Python is not supported: use one with a global interpreter lock"
 
+OF_THE_COMMAND = ": that of the command dtrrun (to use the script's own blocks, run it with python)"
 _active: Session | Plain | None = None
 
 
@@ -126,7 +127,8 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
     if why := unsupported():
         raise RuntimeError(f"dtrrun: {why}")
     if _active is not None and _active.running:
-        raise RuntimeError("dtrrun: a session is already running in this process")
+        by = "" if _active.writer is None else OF_THE_COMMAND
+        raise RuntimeError(f"dtrrun: a session is already running in this process{by}")
     session = Session(RuntimeSettings.of(budget_bytes=as_bytes(size), device=device, **options))
     with _running(session):
         yield session

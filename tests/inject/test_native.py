@@ -73,6 +73,16 @@ def test_without_a_compiler_no_block_begins(plain, program, bare):
     assert ended.err.splitlines()[-1] == f"dtrrun.native.building.CannotBuild: {NO_COMPILER}"
 
 
+def test_a_script_with_a_block_of_its_own_is_told_to_choose(dtrrun, program):
+    program("own.py", "import dtrrun, torch\nwith dtrrun.budget('1GB'):\n    print('inside')\n")
+    ended = dtrrun("--quiet", "--budget", "1GB", "own.py")
+    assert (ended.status, ended.out) == (1, "")
+    assert (
+        "RuntimeError: dtrrun: a session is already running in this process: that of the command "
+        in ended.err
+    )
+
+
 def test_ctrl_c_while_it_is_built(environment, program, tmp_path):
     """The program is importing torch at that point, and its traceback says so."""
     compiler = tmp_path / "cxx"

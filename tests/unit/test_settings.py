@@ -54,7 +54,10 @@ def test_text_is_read_as_on_the_command_line(given, field, value):
         ({"max_slowdown": "1"}, ValueError, "max_slowdown: '1' is not above 1"),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not one of auto, cpu, cuda, cuda:N"),
         ({"heuristic": "portfolio"}, ValueError, "heuristic: portfolio stands for several heuristics"),
-        ({"bugdet": "1GB"}, TypeError, "bugdet"),
+        ({"max_slowdown": 0.5}, ValueError, "max_slowdown: '0.5' is not above 1"),
+        ({"max_steps": 0}, ValueError, "max_steps: 0 is less than 1"),
+        ({"bugdet": "1GB"}, TypeError, "^there is no option 'bugdet'$"),
+        ({"heuristc": "lru"}, TypeError, "there is no option 'heuristc'; did you mean heuristic?"),
     ],
 )
 def test_a_bad_option_of_a_block_is_told(options, error, message):
