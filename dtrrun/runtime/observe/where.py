@@ -124,7 +124,7 @@ class Where(DecisionObserver):
 
     def _called(self) -> None:
         """Note the line and module of an operator (not a view) that has been called."""
-        frame: FrameType | None = sys._getframe(1)
+        frame = sys._getframe().f_back  # None in a thread of the autograd engine, which C++ has started
         while frame is not None and not is_the_programs(frame):
             frame = frame.f_back
         line = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
