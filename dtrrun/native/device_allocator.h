@@ -2,9 +2,10 @@
 //
 // Room is made for an operator's results before it runs. What a library allocates itself is not known then, nor whether free
 // memory is contiguous. A kernel that is refused memory may have written already, and could not run again. And cuDNN's
-// convolutions do not report it: they take another algorithm, with different bits, and remember it.
+// convolutions do not report it: they would take another algorithm, with different bits, and remember it.
 #pragma once
 
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 
 #include <cstring>
@@ -38,8 +39,12 @@ class DeviceAllocator {
     for (int attempt = 0;; attempt++) {
       try {
         return original_(self, nbytes);
-      } catch (const c10::OutOfMemoryError&) {
-        if (!Shortage::own().relieve(nbytes, attempt)) throw;
+      } catch (const c10::OutOfMemoryError& error) {
+        auto answer = Shortage::own().relieve(nbytes, attempt);
+        if (answer == Shortage::Answer::ASK_AGAIN) continue;
+        // A benchmark takes what there is memory for, and chooses by time: its results differ from run to run anyway.
+        if (answer == Shortage::Answer::FAIL && !at::globalContext().benchmarkCuDNN()) Shortage::Kernel::refuse(error);
+        throw;
       }
     }
   }

@@ -76,13 +76,16 @@ class Heap final : public c10::Allocator {
         c10::profiledCPUMemoryReporter().New(block, nbytes);
         return block;
       }
-      if (nbytes >= LARGE && Arena::is_limited() && Shortage::own().relieve(nbytes, attempt)) continue;
+      if (nbytes >= LARGE && Arena::is_limited() && is_relieved(nbytes, attempt)) continue;
       try {
         return plain_->raw_allocate(nbytes);
       } catch (const c10::Error&) {
-        if (!Shortage::own().relieve(nbytes, attempt)) throw;
+        if (!is_relieved(nbytes, attempt)) throw;
       }
     }
+  }
+  static bool is_relieved(size_t nbytes, int attempt) {
+    return Shortage::own().relieve(nbytes, attempt) == Shortage::Answer::ASK_AGAIN;
   }
   void* take_large(size_t nbytes) {
     std::lock_guard<std::mutex> guard(mutex_);

@@ -83,7 +83,7 @@ class Interposer {
       body->calls(arrival, versions_);
       {
         Gil::Released released(gil);
-        arrival.run();
+        Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { arrival.run(); });
       }
       body->made(arrival);
       return;
@@ -440,9 +440,8 @@ class Interposer {
     int64_t started = now_ns(), ended = 0;
     try {
       {
-        Shortage::Kernel kernel(false);
         Gil::Released released(gil);
-        arrival.run();
+        Shortage::Kernel::run(/*locked=*/false, /*own=*/true, [&] { arrival.run(); });
       }
       ended = now_ns();
       lists_.finish(ended - started);

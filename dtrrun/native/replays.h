@@ -17,6 +17,7 @@
 #include "graph.h"
 #include "operator_table.h"
 #include "pytorch.h"
+#include "shortage.h"
 
 namespace dtrrun {
 
@@ -92,7 +93,7 @@ class Replays {
     try {
       Restored settings(*recipe.state);
       Drawing drawing(python_.get(), recipe);
-      call(recipe, *maker.signature, &stack);
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/!info.foreign, [&] { call(recipe, *maker.signature, &stack); });
       drawing.end();
     } catch (...) {
       if (!device_.is_cpu() && can_retry(python_.get(), info.operator_.get())) return false;

@@ -20,8 +20,7 @@ class KernelRun {
     OwnTime own(figures.calls < Signature::SETTLED, started);
     bool has_run = false;
     auto run_kernel = [&] {
-      Shortage::Kernel kernel(true);  // its tensors are locked
-      call.arrival.run();
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/!call.info.foreign, [&] { call.arrival.run(); });
       has_run = true;
       if (started != 0) ended = now_ns();
     };

@@ -3,9 +3,17 @@
 //
 // This may happen in the middle of an operator, whose kernel continues afterwards: nothing runs twice. `runtime/shortage.py`
 // evicts. What the kernel reads is locked, and nothing becomes dependent on what it writes to.
+//
+// Some libraries catch an out-of-memory error and take another algorithm, with other bits, for good: cuDNN's convolutions in
+// PyTorch's `try_configs`. So where nothing more can be evicted, PyTorch's own kernels get an error of a type that is not caught
+// (`Refused`), and their caller gets the original one (`Kernel::run`).
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <atomic>
+#include <exception>
+#include <utility>
 
 #include "outside.h"
 #include "python.h"
@@ -13,20 +21,69 @@
 
 namespace dtrrun {
 
+// Thrown into a kernel in place of an out-of-memory error, which it might catch and go on.
+class Refused final : public c10::Error {
+ public:
+  explicit Refused(const c10::Error& error) : c10::Error(error) {}
+};
+
 class Shortage {
  public:
   static constexpr int ATTEMPTS = 5;
 
-  // A kernel that runs in this thread. locked: whether its tensors are locked. If not, nothing is evicted for it.
+  enum class Answer {
+    ASK_AGAIN,  // something has been freed
+    FAIL,       // nothing can be freed: the kernel must not go on without the memory
+    LEAVE,      // it is none of our business: as without dtrrun
+  };
+
+  // A kernel that runs in this thread.
   class Kernel {
    public:
-    explicit Kernel(bool locked) : outer_(std::exchange(all_locked, all_locked && locked)) {}
-    ~Kernel() { all_locked = outer_; }
+    // locked: whether its tensors are locked. If not, nothing is evicted for it. own: whether it is PyTorch's own; others may
+    // handle out-of-memory errors as they like. Raises c10::OutOfMemoryError if it was refused memory, even if it has returned.
+    template <class Run>
+    static void run(bool locked, bool own, Run&& run_kernel) {
+      Kernel kernel(locked, own);
+      try {
+        run_kernel();
+      } catch (...) {
+        if (kernel.refusal_) std::rethrow_exception(kernel.refusal_);
+        throw;
+      }
+      if (!kernel.refusal_) return;
+      try {
+        std::rethrow_exception(kernel.refusal_);
+      } catch (c10::OutOfMemoryError& error) {
+        error.add_context(WENT_ON);
+        throw;
+      }
+    }
     Kernel(const Kernel&) = delete;
+
+    // Called while an out-of-memory error is being handled that remains. Throws `Refused` if the kernel might catch it.
+    static void refuse(const c10::OutOfMemoryError& error) {
+      if (innermost_ == nullptr || !innermost_->own_) return;
+      if (!innermost_->refusal_) innermost_->refusal_ = std::current_exception();
+      throw Refused(error);
+    }
 
    private:
     friend class Shortage;
-    bool outer_;
+    // Recognised by `oom_retry.py`.
+    static constexpr const char* WENT_ON = "dtrrun: a library went on without this memory";
+
+    Kernel(bool locked, bool own)
+        : own_(own), outer_locked_(std::exchange(all_locked, all_locked && locked)), outer_(std::exchange(innermost_, this)) {}
+    ~Kernel() {
+      all_locked = outer_locked_;
+      innermost_ = outer_;
+    }
+
+    const bool own_, outer_locked_;
+    Kernel* const outer_;
+    std::exception_ptr refusal_;
+    static inline thread_local Kernel* innermost_ = nullptr;
     static inline thread_local bool all_locked = true;  // the tensors of all kernels in this thread
   };
 
@@ -37,29 +94,30 @@ class Shortage {
   }
 
   // release: called with the bytes of the refused block and the number of the attempt, from 0; returns whether anything has
-  // been freed. May be null. Called with the GIL.
+  // been freed, or None to leave the error to the program. May be null. Called with the GIL.
   void listen(PyObject* release) {
     release_ = release == nullptr ? Ref() : Ref::copy(release);
     listening_ = release != nullptr;
   }
 
-  // The system has refused so many bytes. Returns true if it should be asked again. Does nothing in other threads, such as
-  // those that share the work of a kernel: the thread that they work for may have the GIL.
-  bool relieve(size_t nbytes, int attempt) {
-    if (attempt >= ATTEMPTS || !listening_ || busy_ || !Kernel::all_locked || (Off::none() && !Outside::is_outside())) return false;
+  // The system has refused so many bytes. Does nothing in other threads, such as those that share the work of a kernel: the
+  // thread that they work for may have the GIL.
+  Answer relieve(size_t nbytes, int attempt) {
+    if (!listening_ || busy_) return Answer::LEAVE;
+    if (attempt >= ATTEMPTS || !Kernel::all_locked || (Off::none() && !Outside::is_outside())) return Answer::FAIL;
     Gil gil;
-    if (!release_) return false;
+    if (!release_) return Answer::LEAVE;
     busy_ = true;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     Ref release = Ref::copy(release_.get());
     Ref found(PyObject_CallFunction(release.get(), "ni", static_cast<Py_ssize_t>(nbytes), attempt));
-    bool freed = found.get() == Py_True;
+    Answer answer = found.get() == Py_True ? Answer::ASK_AGAIN : found.get() == Py_None ? Answer::LEAVE : Answer::FAIL;
     if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
     if (!found) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
     busy_ = false;
-    return freed;
+    return answer;
   }
 
  private:

@@ -98,7 +98,7 @@ class Executor:
             ):
                 return func(*args, **kwargs)
 
-        return self._native.with_state(state, run)
+        return self._native.with_state(state, run, not operation.signature.operator.foreign)
 
     def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Return a new storage with the same content, or None if the system has no memory for it."""

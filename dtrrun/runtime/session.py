@@ -519,8 +519,11 @@ class Session:
     def report(self) -> dict[str, Any]:
         """Return the figures so far: the counters of `telemetry.fields`, and tables.
 
-        `operators` is the table of replayed operators, not the counter of that name.
+        `operators` is the table of replayed operators, not the counter of that name. `sufficient_bytes` is
+        the budget in which nothing would have been evicted: the peak of tensors, and on a GPU all else that
+        the driver shows for the process.
         """
         with self._lock:
             self.ledger.collect_dead()
-            return publish.counters(self) | publish.tables(self)
+            sufficient = self.device.sufficient_bytes(self.ledger.peak_bytes)
+            return publish.counters(self) | publish.tables(self) | {"sufficient_bytes": sufficient}

@@ -18,7 +18,7 @@ PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "the
 FOR_A_COMMAND = "Try --budget {}", "`dtrrun profile` finds the least budget"
 FOR_A_BLOCK = (
     'Try dtrrun.budget("{}")',
-    "a budget of the peak_bytes that report() gives under dtrrun.budget(None) is enough",
+    "a budget of the sufficient_bytes that report() gives under dtrrun.budget(None) is enough",
 )
 
 

@@ -8,6 +8,7 @@ import torch
 from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct, tensor
 
 import dtrrun
+from dtrrun.runtime.cuda.fractions import fraction_of
 from dtrrun.runtime.cuda.observers import NAMES
 from dtrrun.runtime.cuda.oom_retry import requested
 
@@ -38,18 +39,76 @@ def test_pytorchs_error_is_quoted_as_it_is_on_the_page_for_those_who_have_seen_i
 
 
 def test_a_limit_of_the_programs_own():
+    """The lower one of its limit and ours holds, and it reads what it has set."""
+    total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(0.5)
     try:
         with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE) as session:
-            tensor()
-            cap = session.report()["cap_bytes"] / torch.cuda.mem_get_info()[1]
-            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(cap, rel=1e-3)
-            torch.cuda.set_per_process_memory_fraction(0.9)
-            session.device.look()
-            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(cap, rel=1e-3)
-        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.9, rel=1e-3)
+            kept = chain(20)
+            cap = session.report()["cap_bytes"]
+            for share in (0.5, 0.9, 120 * MIB / total):
+                if share != 0.5:
+                    torch.cuda.set_per_process_memory_fraction(share)
+                assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(share, rel=1e-6)
+                assert fraction_of(0) == pytest.approx(min(share, cap / total), rel=1e-3)
+            kept += chain(20)
+            assert torch.cuda.memory_reserved() <= 140 * MIB
+            assert correct(kept[:21])
+            with pytest.raises(dtrrun.BudgetError, match="set_per_process_memory_fraction"):
+                tensor(150)
+            del kept
+        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(120 * MIB / total, rel=1e-6)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_sessions_peaks_begin_with_it():
+    held = tensor(500)
+    del held
+    torch.cuda.empty_cache()
+    budget = beside() + SPACE + 100 * MIB
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        chain(20)
+        report = session.report()
+    assert 40 * MIB < report["reserved_peak_bytes"] < 140 * MIB
+    assert report["footprint_peak_bytes"] <= budget
+
+
+def test_the_sufficient_budget_evicts_nothing():
+    def run():
+        x = torch.ones(4096, 256, device=DEVICE)
+        kept = [x := (x @ torch.ones(256, 256, device=DEVICE)).tanh() for _ in range(20)]
+        kept[-1].sum().item()
+
+    with dtrrun.budget(None, device=DEVICE) as session:
+        run()
+        sufficient = session.report()["sufficient_bytes"]
+    for budget in (sufficient, sufficient - 70 * MIB):
+        torch.cuda.empty_cache()
+        with dtrrun.budget(budget, device=DEVICE) as session:
+            run()
+            assert (session.report()["evictions"] == 0) == (budget == sufficient)
+
+
+def test_a_history_of_allocations_is_not_read(monkeypatch):
+    """Converting it takes seconds."""
+    taken = []
+    snapshot = torch.cuda.memory_snapshot
+
+    def seen(**options):
+        taken.append(options)
+        return snapshot(**options)
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", seen)
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    try:
+        with dtrrun.budget(beside() + SPACE + 100 * MIB, device=DEVICE) as session:
+            kept = chain(5)
+            session.device.gpu.segments(MIB)
+            assert correct(kept)
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    assert all(options == {"include_traces": False} for options in taken)
 
 
 def test_sizes_are_the_allocators():

@@ -94,6 +94,23 @@ def hollow(*command, nvml=True, **environ):
     return done.stdout.splitlines(), done.stderr
 
 
+NO_CACHING = """
+import torch, dtrrun
+with dtrrun.budget("200MB", device="cuda") as session:
+    kept = [torch.nn.Parameter(torch.ones(5 << 20, device="cuda")) for _ in range(7)]  # 147 MB
+    (kept[0] * 2).sum().item()
+    report = session.report()
+print(report["overhead_bytes"], report["evictions"], *(one["text"] for one in report["warnings"]))
+"""
+
+
+def test_without_pytorchs_cache_tensors_alone_count():
+    """As with any allocator that has no statistics. They would count twice, as tensors and as overhead."""
+    (said,), told = hollow(sys.executable, "-c", NO_CACHING, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    assert said.startswith("0 0 the program's CUDA allocator has no statistics")
+    assert told.count("no statistics") == 1
+
+
 def test_a_gpu_is_used_though_nvml_does_not_answer(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TRAINS)

@@ -91,7 +91,8 @@ class Allocator:
         self.emptied = self.ooms = self.flushes = 0
         self.unmapped = 0  # total bytes, over all flushes
         self.busy = False  # an operator is running, and its workspace is in use
-        self.relieve = lambda nbytes, attempt: False  # `Retry.relieve` of a session
+        self.refuses = False  # whether the last error was one that libraries don't catch (native/shortage.h)
+        self.relieve = lambda nbytes, attempt: None  # `Retry.relieve` of a session
         self._storages = {}  # by id: weak references
 
     @property
@@ -117,7 +118,9 @@ class Allocator:
             if part is not None:
                 break
             self.ooms += 1
-            if not self.relieve(nbytes, attempt):
+            answer = self.relieve(nbytes, attempt)
+            if not answer:
+                self.refuses = answer is False
                 size = self.counted(nbytes) / MIB
                 raise torch.OutOfMemoryError(
                     f"CUDA out of memory. Tried to allocate {size:.2f} MiB. GPU 0 has"
@@ -326,6 +329,8 @@ class FakeGpu:
             try:
                 self.allocator.take(self.library[name])
             except torch.OutOfMemoryError:
+                if self.allocator.refuses:
+                    raise
                 self.did_without.append(name)
         # Unlike a real GPU, it computes before it refuses: the results are dropped before anyone sees them.
         result = compute() if self._computes else self._without_content(func, name, args, kwargs, compute)
@@ -371,6 +376,18 @@ class FakeGpu:
 
     def bind(self, index):
         self.index = 0 if index is None else index
+
+    def install(self, limited):
+        pass
+
+    def remove(self):
+        pass
+
+    def programs_cap(self):
+        return None
+
+    def is_current(self):
+        return self.current == self.index
 
     def uuid(self):
         return "8f2c6f4e-0000-0000-0000-00000000000a"
@@ -516,7 +533,7 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
         session.slow_path.reasons.add("a model of a GPU")
         gpu.allocator.relieve = session.device.retry.relieve
         yield session, gpu
-    gpu.allocator.relieve = lambda nbytes, attempt: False
+    gpu.allocator.relieve = lambda nbytes, attempt: None
 
 
 def stepped(session):

@@ -5,6 +5,7 @@ import torch
 from fake_gpu import REAL, Allocator, FakeGpu, chain, correct, fake_session, stepped, tensor, unprofiled
 
 import dtrrun
+from dtrrun.runtime.cuda import oom_retry
 from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
 from dtrrun.runtime.cuda.oom_retry import ATTEMPTS, NO_ENGINE
 
@@ -52,8 +53,8 @@ def test_a_library_gets_its_workspace_from_the_first_call_on(monkeypatch, capsys
     assert "too little memory for its workspace" not in capsys.readouterr().err
 
 
-def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsys):
-    """The replay must not fail: the library can do without its workspace, and a warning says so."""
+def test_a_replay_without_room_for_the_workspace_is_an_error(monkeypatch, capsys):
+    """Without its workspace, the library would compute other bits than those that were evicted."""
     with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
         gpu.library[CONVOLUTION] = 8 * MIB
         x = image()
@@ -65,12 +66,14 @@ def test_a_replay_without_room_for_the_workspace_does_without(monkeypatch, capsy
         pinned = [tensor() for _ in range(9)]
         for one in pinned:
             session.pin(one)
-        assert gpu.did_without == []
+        with pytest.raises(dtrrun.BudgetError):
+            made[0].sum()
+        pinned.clear()
         assert made[0].sum().item() == expected
-        assert gpu.did_without == [CONVOLUTION]
+        assert gpu.did_without == []
         stepped(session)
         made.clear()
-    assert "too little memory for its workspace" in capsys.readouterr().err
+    assert "too little memory for its workspace" not in capsys.readouterr().err
 
 
 def test_a_workspace_for_which_others_are_evicted_is_learned_whole(monkeypatch):
@@ -119,13 +122,37 @@ def test_a_library_gets_its_workspace_although_memory_is_fragmented(monkeypatch)
 
 
 def test_a_library_that_does_without_is_told_of(monkeypatch, capsys):
-    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+    """Beyond the budget, it may: the device itself is full. Later sessions warn, too."""
+    monkeypatch.setattr(oom_retry, "_done_without", False)
+    a = torch.ones(512, 512)
+    with fake_session(monkeypatch, BESIDE + 16 * MIB, over_budget="warn") as (session, gpu):
+        tensor()  # sets the cap
+        session.device.retry.lifted = True
         gpu.library["aten::mm"] = 100 * MIB  # an operator not known to use a workspace
-        a = torch.ones(512, 512)
         torch.mm(a, a)
         stepped(session)
         assert gpu.did_without == ["aten::mm"]
     assert capsys.readouterr().err.count("too little memory for its workspace") == 1
+    with fake_session(monkeypatch, BESIDE + 16 * MIB):
+        torch.mm(a, a)
+    assert capsys.readouterr().err.count("earlier in this process, a GPU library got too little") == 1
+
+
+def test_an_operator_that_went_on_without_memory_is_not_run_again(monkeypatch):
+    """If it has caught even the error that is made not to be caught, it may keep to what it did."""
+    monkeypatch.setattr(oom_retry, "_done_without", False)
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, _):
+        calls = []
+
+        def goes_on():
+            calls.append(1)
+            raise torch.OutOfMemoryError(f"Tried to allocate 1.00 MiB. {oom_retry.WENT_ON}")
+
+        tensor()
+        with pytest.raises(dtrrun.BudgetError):
+            session.device.retry.attempt(goes_on, "a library", MIB)
+        assert len(calls) == 1
+        assert any("another algorithm" in one["text"] for one in session.report()["warnings"])
 
 
 def test_errors_that_were_seen_are_not_told_of_as_that(monkeypatch, capsys):

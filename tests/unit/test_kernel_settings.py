@@ -35,10 +35,10 @@ def test_a_setting_is_restored_and_put_back(name, native):
     try:
         changed = native.present_state(False, True)
         assert changed != before
-        assert native.with_state(before, lambda: native.present_state(False, True)) == before
+        assert native.with_state(before, lambda: native.present_state(False, True), True) == before
         assert native.present_state(False, True) == changed
         with pytest.raises(ZeroDivisionError):
-            native.with_state(before, lambda: 1 / 0)
+            native.with_state(before, lambda: 1 / 0, True)
         assert native.present_state(False, True) == changed
     finally:
         write(usual)
@@ -69,7 +69,7 @@ def test_settings_of_a_gpu_are_restored(native):
         return flags, native.present_state(False, False)
 
     try:
-        assert native.with_state(before, look) == ((False, True), before)
+        assert native.with_state(before, look, True) == ((False, True), before)
         assert look() == ((True, False), changed)
     finally:
         torch.backends.cudnn.benchmark = False

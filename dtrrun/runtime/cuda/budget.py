@@ -1,6 +1,7 @@
 """What a GPU's budget leaves for tensors: plain arithmetic, no torch.
 
-    cap = budget - overhead - guard            what the caching allocator may take from the driver
+    cap = budget - overhead - guard            what the caching allocator may take from the driver,
+                                               or less if the program itself limits it
     limit = cap - unaccounted - slack          what the ledger may give to tensors
 
 overhead: what the driver shows for the process beyond the allocator's memory (context, libraries, loaded
@@ -25,6 +26,12 @@ FLUSHED_SHARE = 8  # an eighth of the cap is kept free once the allocator has ha
 DECAY = 8  # the guard's excess shrinks by an eighth at each check, the slack at each step's end
 
 
+def sufficient_budget(footprint: int) -> int:
+    """Return the least budget, in bytes, that leaves room for this footprint."""
+    rest = footprint + LEAST_SLACK
+    return max(rest + LEAST_GUARD, (rest - 1) * GUARD_SHARE // (GUARD_SHARE - 1) + 1)
+
+
 class Accounts:
     """The parts of one budget, updated by `look`. If `budget_bytes` is None nothing is limited."""
 
@@ -33,6 +40,8 @@ class Accounts:
         self._sure_overhead: int | None = None  # when the driver's figure last counted
         self._least_overhead = 0  # known so far: a context does not shrink
         self._unexplained = 0  # growth since then without an operator's first run
+        self.programs_cap: int | None = None  # what the program lets the allocator take; None: all
+        self.forbidden = 0  # bytes of the budget that the program's limit excludes
         self.set_budget(budget_bytes)
         self._slack = 0
         self._others: int | None = None  # bytes of the device used by other processes
@@ -97,7 +106,9 @@ class Accounts:
         )
         if figured:
             self._sure_guard = self.guard
-        self.cap = max(self.budget_bytes - self.overhead - self.guard, 0)
+        cap = max(self.budget_bytes - self.overhead - self.guard, 0)
+        self.cap = cap if self.programs_cap is None else min(cap, self.programs_cap)
+        self.forbidden = cap - self.cap
 
     def disown(self) -> int:
         """Attribute growth without an operator's first run to other processes. Returns its bytes."""

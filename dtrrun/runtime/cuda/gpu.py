@@ -7,14 +7,19 @@ returns memory to the driver.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from dtrrun.monitor.own import OwnMemory
+from dtrrun.runtime.cuda.fractions import Fractions
 from dtrrun.runtime.cuda.fragmentation import Block, Segment
 
 _C: Any = torch._C
+_has_traces = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
+WITHOUT_HISTORY: dict[str, Any] = {"include_traces": False} if _has_traces else {}
 Tensor = torch.Tensor
 
 
@@ -39,8 +44,9 @@ class Gpu:
     _own: OwnMemory | None = None
     _home = 0  # the program's main stream: cudaStream_t as a number
     _home_stream: Any = None
-    _cap_share: float | None = None  # fraction of the device, as the allocator reports our limit
-    _programs_share: float | None = None  # fraction of the device, as limited by the program itself
+
+    def __init__(self) -> None:
+        self.fractions = Fractions()
 
     @staticmethod
     def initialized() -> bool:
@@ -78,6 +84,16 @@ class Gpu:
         self._home_stream = torch.cuda.default_stream(self.index)
         self._home = self._home_stream.cuda_stream
 
+    def install(self, limited: Callable[[], Any]) -> None:
+        """Answer the program's own calls. limited: called after it has limited the allocator."""
+        self.fractions.install(limited)
+
+    def remove(self) -> None:
+        self.fractions.remove()
+
+    def is_current(self) -> bool:
+        return bool(torch.cuda.current_device() == self.index)
+
     def uuid(self) -> str:
         """Return the driver's identifier of the device, independent of CUDA's numbering."""
         return str(getattr(torch.cuda.get_device_properties(self.index), "uuid", ""))
@@ -108,27 +124,16 @@ class Gpu:
 
     def set_cap(self, nbytes: int | None) -> None:
         """Set how much the allocator may take from the driver. None restores the program's setting."""
-        share = self._programs_share
-        if share is None:
-            share = self._programs_share = torch.cuda.get_per_process_memory_fraction(self.index)
-        if nbytes is not None:
-            _, total = self.used_and_total()
-            share = min(nbytes / total, share)
-        torch.cuda.set_per_process_memory_fraction(share, self.index)
-        if nbytes is None:
-            self._programs_share = None
-        self._cap_share = None if nbytes is None else torch.cuda.get_per_process_memory_fraction(self.index)
+        self.fractions.limit(self.index, None if nbytes is None else nbytes / self.used_and_total()[1])
 
     def cap_stands(self) -> bool:
-        """Return whether the allocator's limit is still that of `set_cap`.
+        """Return whether the allocator's limit is still that of `set_cap`, or the program's lower one."""
+        return self.fractions.stands()
 
-        If the program has set a new one, that is stored.
-        """
-        share = torch.cuda.get_per_process_memory_fraction(self.index)
-        if self._cap_share is None or share == self._cap_share:
-            return True
-        self._programs_share = share
-        return False
+    def programs_cap(self) -> int | None:
+        """Return the bytes that the program itself lets the allocator take; None: all."""
+        share = self.fractions.programs
+        return None if share >= 1 else int(share * self.used_and_total()[1])
 
     @staticmethod
     def empty_cache() -> None:
@@ -142,7 +147,7 @@ class Gpu:
         kind = "small" if nbytes <= 1 << 20 else "large"  # kSmallSize
         found: list[Segment] = []
         try:
-            snapshot = torch.cuda.memory_snapshot()
+            snapshot = self._snapshot()
         except RuntimeError:  # an allocator without segments (cudaMallocAsync, a custom one)
             return []
         for segment in snapshot:
@@ -160,6 +165,16 @@ class Gpu:
                 address += block["size"]
             found.append(blocks)
         return found
+
+    @staticmethod
+    def _snapshot() -> Any:
+        """Return the allocator's snapshot without the history that the program may have it record.
+
+        With a history, that takes seconds, so an older PyTorch, which always adds it, is not asked.
+        """
+        if WITHOUT_HISTORY:
+            return torch.cuda.memory_snapshot(**WITHOUT_HISTORY)
+        return [] if _C._cuda_isHistoryEnabled() else torch.cuda.memory_snapshot()
 
     def on_side_stream(self) -> bool:
         return bool(_C._cuda_getCurrentRawStream(self.index) != self._home)

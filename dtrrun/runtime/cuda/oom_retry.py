@@ -5,9 +5,9 @@ first call, and fragmentation. When PyTorch's allocator refuses memory, storages
 the middle of the operator (`Retry.relieve`). The operator runs again if that did not help, or if a library
 asked the driver directly, and only if it has certainly not begun to write (`retriable`).
 
-PyTorch's convolutions catch the error and let cuDNN try its other algorithms. The next one gives different
-bits and stays selected for the thread (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). If no
-algorithm is left, they raise another error.
+PyTorch's convolutions would catch the error and let cuDNN try its other algorithms. The next one gives
+different bits and stays selected for the thread (`try_configs` in aten/src/ATen/native/cudnn/Conv_v8.cpp). So
+the native extension replaces the error by one that they do not catch (dtrrun/native/shortage.h).
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ from dtrrun.runtime.operators import Operator
 
 ATTEMPTS = 3  # after the first
 
+DID_WITHOUT = (
+    "a GPU library got too little memory for its workspace and may have used another algorithm: results may "
+    "differ in their last bits from those without a budget; a larger budget prevents that"
+)
+STILL_WITHOUT = (
+    "earlier in this process, a GPU library got too little memory for its workspace and may have taken "
+    "another algorithm, which PyTorch keeps until the process ends: results may differ in their last bits"
+)
+_done_without = False  # in this process
+
 ALLOCATES_FIRST = {
     "aten.addmm_",
     "aten.baddbmm_",
@@ -46,6 +56,9 @@ ALLOCATES_FIRST = {
 
 NO_ENGINE = "unable to find an engine to execute this computation"
 """The RuntimeError of a cuDNN convolution that lacks the memory for any of its algorithms."""
+
+WENT_ON = "dtrrun: a library went on without this memory"
+"""In the error of an operator that caught the allocator's error and returned (dtrrun/native/shortage.h)."""
 
 LACKS_MEMORY = re.compile(
     r"(CUDA|HIP)( driver)? error: out of memory"
@@ -121,8 +134,10 @@ def _size(pattern: re.Pattern[str], message: str) -> int | None:
 class Retry:
     """Runs calls that allocate memory, and retries them if necessary. `retries` counts the retries."""
 
-    def __init__(self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath) -> None:
-        self.gpu = gpu
+    def __init__(
+        self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath, alert: Callable[[str], None]
+    ) -> None:
+        self.gpu, self._alert = gpu, alert
         self.accounts = accounts
         self._dtr, self._ledger, self._slow_path = dtr, dtr.ledger, slow_path
         self.retries = 0
@@ -134,7 +149,8 @@ class Retry:
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
         """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
-        measurement leaves more room; then raise BudgetError.
+        measurement leaves more room; then raise BudgetError. If a library has gone on without the memory, it
+        may keep to what it did: raise BudgetError at once.
 
         wanted: bytes that it will allocate, as far as known. ran: it has succeeded before, so it fails only
         for lack of memory.
@@ -157,7 +173,11 @@ class Retry:
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked, lacking = requested(str(error)), missing(str(error))
+                went_on = WENT_ON in str(error)
             # The error has been released, and with it whatever its traceback kept alive.
+            if went_on:
+                self.did_without()
+                break
             if asked > wanted + wanted // 100:  # by more than rounding
                 wanted = asked + asked // 100
             if attempt < ATTEMPTS:
@@ -205,20 +225,32 @@ class Retry:
         self.met(error)
         return asked, missing(str(error))
 
-    def relieve(self, nbytes: int, attempt: int) -> bool:
+    def relieve(self, nbytes: int, attempt: int) -> bool | None:
         """Evict for a request that the allocator refuses, perhaps in the middle of an operator.
 
-        Returns whether to ask the allocator again.
+        Returns whether to ask the allocator again; None if a library may do without the memory.
         """
         ledger, cap = self._ledger, self.accounts.cap
-        if ledger.budget_bytes is None or not ledger.evicting or attempt >= ATTEMPTS:
-            return False
-        if cap is None or nbytes > cap:
-            return False
+        if ledger.budget_bytes is None or cap is None or not self.gpu.is_current():
+            return None
+        if not ledger.evicting or attempt >= ATTEMPTS or nbytes > cap:
+            return None if self.lifted else False
         self.refusals += 1
         self.observers.survived()
         self._release(attempt, nbytes, nbytes)
         return True
+
+    def did_without(self) -> None:
+        """Note that a library has done without memory, as it may from now on in this process."""
+        global _done_without
+        _done_without = True
+        self._alert(DID_WITHOUT)
+
+    def began(self, ooms: int) -> None:
+        """Start counting the allocator's refusals, of which there have been `ooms`."""
+        self.unseen(ooms)
+        if _done_without:
+            self._alert(STILL_WITHOUT)
 
     def met(self, error: BaseException) -> None:
         """Note a reported error, to distinguish it from refusals that raised none."""

@@ -18,7 +18,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation
 from dtrrun.core.ledger import UNLIMITED
 from dtrrun.runtime import storage
-from dtrrun.runtime.cuda.budget import SEGMENT, Accounts
+from dtrrun.runtime.cuda.budget import SEGMENT, Accounts, sufficient_budget
 from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
 from dtrrun.runtime.cuda.graphs import Captures
 from dtrrun.runtime.cuda.guards import CudaMemory, home
@@ -34,17 +34,16 @@ from dtrrun.telemetry import driver
 CONTEXT = "CUDA context and libraries"
 GUARD = "kept free beside them"
 WORKSPACES = "workspaces of libraries"
+FORBIDDEN = "forbidden by the program's own set_per_process_memory_fraction"
 ASK_SECONDS = 1.0  # between driver queries, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
 SETTLE_SECONDS = 0.005
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
+NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""With this variable, PyTorch asks the driver for each tensor, and its allocator's statistics remain 0."""
 BLIND = (
     "the program's CUDA allocator has no statistics: the budget covers only tensors, and the driver may "
     "report more"
-)
-DID_WITHOUT = (
-    "a GPU library got too little memory for its workspace and may have used another algorithm: results may "
-    "differ in their last bits from those without a budget; a larger budget prevents that"
 )
 NEVER_USED = (
     "this process did not use a GPU, so its memory was not limited; --device cpu sets a budget for the CPU"
@@ -81,7 +80,7 @@ class Cuda:
         self.uuid = ""  # of the device, once it is known
         self._statistics: Any = None  # of the last check
         self._flushes = 0  # of the allocator, up to the last step's end
-        self._footprint = 0  # bytes
+        self._footprint = self._reserved_peak = 0  # bytes, since the session began
         self._noted: Any = None  # statistics at its last update
         self.fragmented = 0
         self._looked_at_holes = 0.0
@@ -97,7 +96,7 @@ class Cuda:
         """Connect to a session."""
         storage.use_device(storage.CUDA_ROUNDING, None)
         self.dtr, self.ledger, self.slow_path, self._alert = dtr, dtr.ledger, slow_path, alert
-        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path)
+        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path, alert)
         self.operators.connect(slow_path, self.retry, warn)
         self._captures = Captures(self, warn)
         dtr.eviction.refresh = self.refresh
@@ -121,6 +120,7 @@ class Cuda:
 
     def install(self) -> None:
         self._captures.install()
+        self.gpu.install(self.look)
         self.retry.observers.install()
         self._native.on_shortage(self.retry.relieve)
 
@@ -129,6 +129,7 @@ class Cuda:
         self._captures.remove()
         self.retry.observers.remove()
         self._lift()
+        self.gpu.remove()
         storage.use_device(storage.CPU_ROUNDING, None)
 
     def _lift(self) -> None:
@@ -158,11 +159,13 @@ class Cuda:
             self.uuid = self.gpu.uuid()
             storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
             try:
-                before = self.gpu.statistics()  # at the session's start
-                self.retry.unseen(before.ooms)
+                self._noted = before = self.gpu.statistics()  # at the session's start
+                self.retry.began(before.ooms)
                 self._flushes = before.flushes
+                self.operators.blind = not before.total and NO_CACHING in os.environ
             except RuntimeError:
                 self.operators.blind = True
+            if self.operators.blind:
                 self._alert(BLIND)
             self.awake = True
             settle_at_exit()
@@ -195,7 +198,7 @@ class Cuda:
         found = self._statistics
         return {
             "reserved_bytes": found.reserved if found else 0,
-            "reserved_peak_bytes": found.reserved_peak if found else 0,
+            "reserved_peak_bytes": self._reserved_peak,
             "overhead_bytes": self.accounts.overhead,
             "footprint_peak_bytes": self._footprint,
             "guard_bytes": self.accounts.guard,
@@ -204,6 +207,10 @@ class Cuda:
             "oom_retries": self.retry.retries,
             "fragmented_bytes": self.fragmented,
         }
+
+    def sufficient_bytes(self, peak: int) -> int:
+        """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
+        return sufficient_budget(max(self._footprint, self.accounts.overhead + peak))
 
     # -- the budget ------------------------------------------------------------------------------
 
@@ -221,32 +228,38 @@ class Cuda:
             ledger.collect_dead()
             self._statistics = found = self.gpu.statistics()
             if self.retry.unseen(found.ooms):
-                self._alert(DID_WITHOUT)
+                self.retry.did_without()
             used, _ = self.gpu.used_and_total()
             now = monotonic()
             shown = self._shown(found.reserved, used, now)
             if self.gpu.statistics().reserved != found.reserved:
                 return  # another thread's operator changed it, so the figures don't match; check again soon
             before = accounts.cap
+            stands = self.gpu.cap_stands()
+            accounts.programs_cap = self.gpu.programs_cap()
             accounts.look(found.reserved, used, shown, now, loaded=self._has_loaded)
             self._has_loaded = False
             self._note_footprint(found)
             if accounts.cap is None:
                 return
-            if not self.retry.lifted and (accounts.cap != before or not self.gpu.cap_stands()):
+            if not self.retry.lifted and (accounts.cap != before or not stands):
                 self.gpu.set_cap(accounts.cap)
                 ledger.overhead = {CONTEXT: accounts.overhead, GUARD: accounts.guard}
+                if accounts.forbidden:
+                    ledger.overhead[FORBIDDEN] = accounts.forbidden
             self._limit(found)
 
     def _note_footprint(self, found: Any) -> None:
-        """Update the peak of overhead plus reserved memory from what happened since the last reading.
+        """Update the peaks of reserved memory, and of overhead plus reserved memory, since the last reading.
 
-        What was loaded in the meantime may already have been there at the peak of reserved memory.
+        What was loaded in the meantime may already have been there at the peak of reserved memory. The
+        allocator's own peak may be from before the session.
         """
         before, self._noted = self._noted, found
         reserved = found.reserved_peak
-        if before is not None and before.reserved_peak == reserved:
+        if before.reserved_peak == reserved:
             reserved = max(before.reserved, found.reserved)
+        self._reserved_peak = max(self._reserved_peak, reserved)
         self._footprint = max(self._footprint, self.accounts.overhead + reserved)
 
     def _shown(self, reserved: int, used: int, now: float) -> tuple[int, float] | None:
