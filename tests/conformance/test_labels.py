@@ -1,5 +1,6 @@
 """What an error and the report say about memory that can't be evicted, and what the program holds."""
 
+import weakref
 from collections import deque
 
 import pytest
@@ -279,3 +280,26 @@ def test_what_a_program_keeps_has_a_name(keeping, label, name, accused):
         assert f" [{name} in {keeping.__name__} at " in str(error)
     assert bool(accused) == bool(error.hint)
     assert not accused or error.hint.startswith(f"{name.removeprefix('the graph of ')} in {keeping.__name__}")
+
+
+def test_a_search_leaves_no_trace():
+    """Looking at a function's variables keeps none of them alive, and takes nothing from its `locals()`."""
+
+    def program():
+        values = torch.tensor([2.0] * 1000)
+        died = weakref.ref(values)
+        with pytest.raises(dtrrun.BudgetError, match="`values` in program"):
+            refuse()
+        del values
+        assert died() is None
+
+    def with_locals():
+        values = torch.tensor([2.0] * 1000)
+        mine = locals()
+        with pytest.raises(dtrrun.BudgetError, match="`values` in with_locals"):
+            refuse()
+        assert mine["values"] is values
+
+    with dtrrun.budget(BUDGET):
+        program()
+        with_locals()

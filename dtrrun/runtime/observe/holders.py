@@ -244,8 +244,6 @@ def _frames(traceback: TracebackType | None) -> tuple[list[_Found], list[_Found]
     of_libraries: list[_Found] = []
     for frame in _running(traceback):
         module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] == OURS:
-            continue
         code = frame.f_code
         function = "" if code.co_name == "<module>" else f"in {code.co_name} "
         place = f"{function}at {basename(code.co_filename)}:{frame.f_lineno}"
@@ -257,17 +255,32 @@ def _frames(traceback: TracebackType | None) -> tuple[list[_Found], list[_Found]
 def _running(traceback: TracebackType | None) -> Iterator[FrameType]:
     traceback = traceback or getattr(sys, "last_traceback", None)
     while traceback is not None:
-        yield traceback.tb_frame
+        if not _is_ours(traceback.tb_frame):
+            yield traceback.tb_frame
         traceback = traceback.tb_next
     main = threading.main_thread().ident
     stacks = sys._current_frames()
-    for thread in sorted(stacks, key=lambda ident: ident != main):
+    del stacks[threading.get_ident()]  # ours, and no frame may refer to itself: that would be garbage
+    tops = {ident: _programs(frame) for ident, frame in stacks.items()}
+    tops[threading.get_ident()] = _programs(sys._getframe())
+    for thread in sorted(tops, key=lambda ident: ident != main):
         frames = []
-        frame: FrameType | None = stacks[thread]
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
+        next_one = tops[thread]
+        while next_one is not None:
+            frames.append(next_one)
+            next_one = _programs(next_one.f_back)
         yield from reversed(frames)
+
+
+def _programs(frame: FrameType | None) -> FrameType | None:
+    """Return the first of a frame and its callers that is not dtrrun's."""
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == OURS
 
 
 def _modules() -> Iterator[_Found]:
