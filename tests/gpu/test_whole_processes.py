@@ -124,6 +124,21 @@ def test_a_gpu_is_used_though_nvml_does_not_answer(tmp_path):
         assert ("expandable_segments:True" in settings) == nvml
 
 
+REFUSED = """
+import torch, dtrrun
+try:
+    with dtrrun.budget("400MB", device="cuda") as session:  # less than the context takes
+        torch.nn.Linear(1000, 1000).cuda()
+except dtrrun.BudgetError:
+    print(all(time >= 0 for name, time in session.report().items() if name.endswith("_ns")))
+"""
+
+
+def test_the_time_of_an_operator_that_was_refused_is_counted():
+    """What its first call imports is taken off: it was taken off time that had not been added."""
+    assert hollow(sys.executable, "-c", REFUSED)[0] == ["True"]
+
+
 @pytest.mark.parametrize("nvml", [True, False])
 def test_memory_of_another_process_is_not_ours(nvml):
     (said, found), _ = hollow(sys.executable, "-c", BESIDE, NEIGHBOUR, nvml=nvml)

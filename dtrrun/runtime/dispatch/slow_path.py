@@ -195,6 +195,7 @@ class SlowPath:
         except BaseException as error:
             # Also covers interrupts, before the kernel or between it and its entry in the ledger.
             started = call is not None and call.started
+            kernel_ns = now_ns() - started if started else 0
             with self.lock:
                 if call is not None:
                     (operators.fail if started else operators.abandon)(call)
@@ -203,9 +204,8 @@ class SlowPath:
                         self.refuse(error, call.versions, call.signature)
                     else:
                         self.too_small(error)
-            if not started:
-                self.bookkeeping_ns += now_ns() - entered + accounted
-                self.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
+            self.bookkeeping_ns += now_ns() - kernel_ns - entered + accounted
+            self.bookkeeping_ns -= eviction.making_room_ns + rematerializer.operators_ns
             raise
         self.operators_ns += call.ended - call.started
         left = now_ns()
