@@ -33,7 +33,7 @@ from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.hints import hint
-from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled
+from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
@@ -62,6 +62,8 @@ from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
 PUBLISH_NS = 200_000_000  # between two writes of the record
 COMPACT_EVERY = 20_000  # operators
 LEARNING = 2  # steps; after each of them, costs are measured once more
+NAMED = 0.1
+"""The share of the budget from which the last table names what holds memory whose role is not known."""
 EXCEEDED = "the budget was exceeded, because nothing was left to evict (--over-budget warn)"
 
 
@@ -507,14 +509,15 @@ class Session:
     # -- report ----------------------------------------------------------------------------------
 
     def pinned(self, *, lately: bool = False) -> list[Row]:
-        """Return what can't be evicted, the largest first. At the end, names what holds it.
+        """Return what can't be evicted, the largest first. At the end, names what holds it if it is much.
 
         lately: what was found not long ago is enough.
         """
-        if self.ending and self.ledger.budget_bytes is not None:
+        rows, budget_bytes = self._labels.rows(lately=lately and not self.ending), self.ledger.budget_bytes
+        if self.ending and budget_bytes is not None and without_role_bytes(rows) >= NAMED * budget_bytes:
             with suppress(Exception):  # optimizers and tensors may be of any class
                 return self._labels.searched(find_training(self.ledger.device_type))[0]
-        return self._labels.rows(lately=lately)
+        return rows
 
     def report(self) -> dict[str, Any]:
         """Return the figures so far: the counters of `telemetry.fields`, and tables.

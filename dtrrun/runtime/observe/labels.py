@@ -138,6 +138,11 @@ def reason_of(version: Version, roles: dict[int, str], holder: Holder | None) ->
     return why
 
 
+def without_role_bytes(rows: list[Row]) -> int:
+    """Return the bytes that do not belong to the program's training, as far as is known."""
+    return sum(row.nbytes for row in rows if row.reason not in BELONGS)
+
+
 def relabelled(pinned: dict[str, int], rows: list[Row]) -> dict[str, int]:
     """Return the bytes that can't be evicted by the labels of `rows`, the largest first.
 
