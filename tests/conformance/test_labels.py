@@ -1,5 +1,6 @@
 """What an error and the report say about memory that can't be evicted, and what the program holds."""
 
+import sys
 import weakref
 from collections import deque
 
@@ -300,6 +301,26 @@ def test_a_search_leaves_no_trace():
             refuse()
         assert mine["values"] is values
 
+    def in_a_trace_function():
+        values, again = torch.tensor([2.0] * 1000), []
+
+        def trace(frame, event, argument):
+            if frame.f_code is in_a_trace_function.__code__ and event == "line" and not again:
+                again.append(True)
+                with pytest.raises(dtrrun.BudgetError):
+                    refuse()
+            return trace
+
+        sys.settrace(trace)
+        sys._getframe().f_trace = trace
+        try:
+            again.append(False)
+        finally:
+            sys.settrace(None)
+        assert again == [True, False]
+        assert values.sum() == 2000
+
     with dtrrun.budget(BUDGET):
         program()
         with_locals()
+        in_a_trace_function()

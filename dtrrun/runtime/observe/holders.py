@@ -30,6 +30,7 @@ MOST_ITEMS = 10_000
 """How many items of one container are looked at."""
 SEQUENCES = (list, tuple, set, frozenset, deque)
 ATOMS = (int, float, complex, str, bytes, bytearray, bool, type(None), ModuleType, torch.dtype, torch.device)
+TRACERS = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
 OPTIMIZERS = "torch.optim"
 OURS = "dtrrun"
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -221,15 +222,18 @@ def _locals(frame: FrameType, holder: Holder) -> list[_Found]:
     """Return a frame's variables.
 
     Before Python 3.13, `f_locals` is a copy that stays with the frame and would keep the tensors alive, so it
-    is emptied, unless the program has it from `locals()`.
+    is emptied, unless the program has it from `locals()`. After a call of a trace function, Python copies it
+    back into the variables, so it is left alone if there may be one.
     """
+    copied = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
+    if copied and any(get() is not None for get in TRACERS):
+        return []
     values = frame.f_locals
     found = [
         _Found(one, holder._replace(variable=variable))
         for variable, one in list(values.items())
         if type(variable) is str and not variable.startswith((".", "__"))
     ]
-    copied = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
     if copied and sys.getrefcount(values) <= 3:  # the frame, this variable and the argument
         values.clear()
     return found
