@@ -156,8 +156,8 @@ class Signature:
     `cost` is in ns: the minimum over the first few calls, which excludes warm-up and keeps decisions stable.
     `output_bytes` is what a call allocates: its results and, on a GPU, its temporary memory. `guessed`:
     `output_bytes` is a prediction because no call has finished yet. `timed`: the cost was measured with GPU
-    events. `workspace`: the part of `output_bytes` that a GPU library can do without by choosing another
-    algorithm; 0 if there is none.
+    events, while the GPU was busy. `workspace`: the part of `output_bytes` that a GPU library can do without
+    by choosing another algorithm; 0 if there is none.
     """
 
     SETTLED = 8  # number of calls after which the cost is fixed

@@ -3,14 +3,36 @@
 // Room is made for an operator's results before it runs. What a library allocates itself is not known then, nor whether free
 // memory is contiguous. A kernel that is refused memory may have written already, and could not run again. And cuDNN's
 // convolutions do not report it: they would take another algorithm, with different bits, and remember it.
+//
+// It also keeps the allocator from flushing. Where no cached block fits a request that may not grow its memory either, the
+// allocator waits for the stream, returns all free memory to the driver, and maps it again, which takes longer than to compute
+// most tensors again (docs/design/cuda.md, "Flushes"). Before it does, it calls its FreeMemoryCallbacks. Ours could not evict
+// there, because the allocator is locked: another thread may have our lock and wait for the allocator's. So it throws; the
+// request leaves the allocator as it was, dtrrun evicts a window of neighbouring blocks if that costs less than the flush, and
+// the request is made again.
 #pragma once
 
 #include <ATen/Context.h>
 #include <c10/core/Allocator.h>
+#include <c10/util/Registry.h>
+#include <dlfcn.h>
 
 #include <cstring>
+#include <memory>
+#include <string>
 
 #include "shortage.h"
+
+namespace c10 {
+
+// As in c10/cuda/CUDACachingAllocator.h, which needs CUDA's headers.
+class FreeMemoryCallback {
+ public:
+  virtual ~FreeMemoryCallback() = default;
+  virtual bool Execute() = 0;
+};
+
+}  // namespace c10
 
 namespace dtrrun {
 
@@ -27,23 +49,50 @@ class DeviceAllocator {
     original_ = reinterpret_cast<Allocate>(entries_[ABOVE + ALLOCATE]);
     entries_[ABOVE + ALLOCATE] = reinterpret_cast<void*>(&allocate);
     *table = entries_ + ABOVE;
+    if (auto registry = reinterpret_cast<Registry* (*)()>(dlsym(RTLD_DEFAULT, REGISTRY))) {
+      registry()->Register("dtrrun", [] { return std::unique_ptr<c10::FreeMemoryCallback>(new NothingFits()); });
+    }
   }
 
  private:
+  // Where `armed`, throws itself out of the allocator when no cached block fits a request.
+  struct NothingFits : c10::FreeMemoryCallback {
+    struct Thrown {};
+    bool Execute() override {
+      if (std::exchange(armed, false)) throw Thrown();
+      return false;
+    }
+    static inline thread_local bool armed = false;
+  };
+
+  using Registry = c10::Registry<std::string, std::unique_ptr<c10::FreeMemoryCallback>>;
+  // c10::FreeCudaMemoryCallbacksRegistry(), in libc10_cuda.
+  static constexpr const char* REGISTRY = "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev";
   using Allocate = c10::DataPtr (*)(c10::Allocator*, size_t);
   static constexpr size_t ABOVE = 2;     // entries before the functions: the offset of the object's start, and its type
   static constexpr size_t ALLOCATE = 2;  // the first of `c10::Allocator`, after two destructors
   static constexpr size_t ENTRIES = 192;  // more than any of PyTorch's allocators has
 
   static c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
-    for (int attempt = 0;; attempt++) {
+    bool asks = Shortage::own().asks_before_flush();
+    for (int attempt = 0;;) {
       try {
-        return original_(self, nbytes);
+        NothingFits::armed = asks;
+        c10::DataPtr found = original_(self, nbytes);
+        NothingFits::armed = false;
+        return found;
+      } catch (const NothingFits::Thrown&) {
+        asks = false;
+        Shortage::own().before_flush(nbytes);
       } catch (const c10::OutOfMemoryError& error) {
-        auto answer = Shortage::own().relieve(nbytes, attempt);
+        NothingFits::armed = false;
+        auto answer = Shortage::own().relieve(nbytes, attempt++);
         if (answer == Shortage::Answer::ASK_AGAIN) continue;
         // A benchmark takes what there is memory for, and chooses by time: its results differ from run to run anyway.
         if (answer == Shortage::Answer::FAIL && !at::globalContext().benchmarkCuDNN()) Shortage::Kernel::refuse(error);
+        throw;
+      } catch (...) {
+        NothingFits::armed = false;
         throw;
       }
     }

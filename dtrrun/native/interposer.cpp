@@ -309,6 +309,11 @@ PyObject* on_shortage(PyObject*, PyObject* release) {
   Py_RETURN_NONE;
 }
 
+PyObject* before_flush(PyObject*, PyObject* avoid) {
+  Shortage::own().listen_before_flush(avoid == Py_None ? nullptr : avoid);
+  Py_RETURN_NONE;
+}
+
 PyObject* outside(PyObject*, PyObject*) { return PyLong_FromSize_t(Outside::own().nbytes()); }
 
 PyObject* met_outside(PyObject*, PyObject* storage) {
@@ -544,6 +549,8 @@ PyMethodDef methods[] = {
      "Call a function with the bytes of each block that is about to be allocated outside of an operator; None: stop."},
     {"on_shortage", on_shortage, METH_O,
      "Call a function with the bytes of a block that the system refuses and the number of the attempt; None: stop."},
+    {"before_flush", before_flush, METH_O,
+     "Call a function with the bytes of a request for which a GPU's allocator has no cached block, before it flushes; None: stop."},
     {"outside", outside, METH_NOARGS, "Return the bytes of such blocks that no version accounts for."},
     {"met_outside", met_outside, METH_O,
      "Note that a version accounts for this storage. Returns the bytes that it had among those."},

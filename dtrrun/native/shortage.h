@@ -100,18 +100,42 @@ class Shortage {
     listening_ = release != nullptr;
   }
 
-  // The system has refused so many bytes. Does nothing in other threads, such as those that share the work of a kernel: the
-  // thread that they work for may have the GIL.
+  // avoid: called with the bytes of a request for which a GPU's allocator has no cached block; what it evicts may make one.
+  // May be null. Called with the GIL.
+  void listen_before_flush(PyObject* avoid) {
+    avoid_ = avoid == nullptr ? Ref() : Ref::copy(avoid);
+    asking_ = avoid != nullptr;
+  }
+
+  bool asks_before_flush() const { return asking_ && !busy_ && may_evict(); }
+
+  void before_flush(size_t nbytes) {
+    Gil gil;
+    if (avoid_) call(avoid_, "(n)", static_cast<Py_ssize_t>(nbytes));
+  }
+
+  // The system has refused so many bytes.
   Answer relieve(size_t nbytes, int attempt) {
     if (!listening_ || busy_) return Answer::LEAVE;
-    if (attempt >= ATTEMPTS || !Kernel::all_locked || (Off::none() && !Outside::is_outside())) return Answer::FAIL;
+    if (attempt >= ATTEMPTS || !may_evict()) return Answer::FAIL;
     Gil gil;
-    if (!release_) return Answer::LEAVE;
+    return release_ ? call(release_, "ni", static_cast<Py_ssize_t>(nbytes), attempt) : Answer::LEAVE;
+  }
+
+ private:
+  Shortage() = default;
+
+  // Not in other threads, such as those that share the work of a kernel: the thread that they work for may have the GIL.
+  static bool may_evict() { return Kernel::all_locked && (!Off::none() || Outside::is_outside()); }
+
+  // Calls a function of Python's, whatever error is being handled.
+  template <class... Arguments>
+  static Answer call(const Ref& function, const char* format, Arguments... arguments) {
     busy_ = true;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    Ref release = Ref::copy(release_.get());
-    Ref found(PyObject_CallFunction(release.get(), "ni", static_cast<Py_ssize_t>(nbytes), attempt));
+    Ref called = Ref::copy(function.get());
+    Ref found(PyObject_CallFunction(called.get(), format, arguments...));
     Answer answer = found.get() == Py_True ? Answer::ASK_AGAIN : found.get() == Py_None ? Answer::LEAVE : Answer::FAIL;
     if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
     if (!found) PyErr_Clear();
@@ -120,11 +144,8 @@ class Shortage {
     return answer;
   }
 
- private:
-  Shortage() = default;
-
-  Ref release_;
-  std::atomic<bool> listening_{false};
+  Ref release_, avoid_;
+  std::atomic<bool> listening_{false}, asking_{false};
   static inline thread_local bool busy_ = false;
 };
 

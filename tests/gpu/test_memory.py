@@ -187,6 +187,7 @@ def test_observers_are_told_of_errors_that_the_program_gets():
     attach = next(name for name in NAMES if hasattr(torch._C, name))
     with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE) as session:
         getattr(torch._C, attach)(lambda *args: calls.append(args))
+        session.device._native.before_flush(None)  # so that requests are refused
         kept = chain(30)
         del kept[1::2]
         large = [tensor(96) for _ in range(3)]
@@ -260,3 +261,25 @@ def test_memory_goes_back_at_once_and_in_order():
         assert before - torch.cuda.memory_allocated() == 64 * MIB
         torch.zeros(4096, 4096, device=DEVICE)  # may take that block
         assert torch.equal(y, expected)
+
+
+def test_the_allocator_does_not_flush_where_neighbours_are_cheap():
+    """Blocks of several sizes inside two thirds of what they take, so that free memory is in pieces."""
+
+    def step():
+        kept = []
+        for n in range(12):
+            kept.append(torch.ones((16 + 8 * (n % 3)) * MIB // 4, device=DEVICE).mul(2.0))
+        return [float(one.sum()) for one in kept + kept[::-1]]
+
+    expected = step()
+    torch.cuda.empty_cache()
+    with dtrrun.budget(beside() + SPACE + 220 * MIB, device=DEVICE) as session:
+        for _ in range(2):
+            assert step() == expected
+        before, evictions = torch.cuda.memory_stats()["num_alloc_retries"], session.report()["evictions"]
+        for _ in range(4):
+            assert step() == expected
+        assert session.report()["evictions"] > evictions
+        assert session.device.retry.avoided > 0
+        assert torch.cuda.memory_stats()["num_alloc_retries"] == before

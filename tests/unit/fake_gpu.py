@@ -8,9 +8,7 @@ that it can raise out-of-memory errors. There is no fast path, because C++ would
         ...  # any program on the CPU
 
 A test can give operators a workspace, a duration or an error, move the program to another stream or device,
-and lower the cap. With `computes=False`, operators return tensors of the right shape but undefined content.
-Memory is then requested from the system but never touched, so a step of 12 GB needs little physical memory
-(`tests/bench/gpu_flush_counts.py`).
+and lower the cap.
 
 `fake_nvml` replaces the driver's library. `tests/hollow` is another model of a GPU, in C, underneath a real
 PyTorch with CUDA.
@@ -22,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 import dtrrun
 from dtrrun.runtime import device as devices
@@ -41,7 +39,6 @@ from tests.python_replays import use_python_replays
 TOTAL = 1 << 40
 ENDLESS = 1 << 60  # bytes of address space after a pool's last part
 TEMPORARY = -1  # address of memory that belongs to no storage
-COUNTERS = 2  # elements: an optimizer's step count is always computed, since the host reads its value
 address_of = torch._C.StorageBase.data_ptr
 storage_of = torch._C.TensorBase.untyped_storage
 
@@ -73,6 +70,7 @@ class Allocator:
       (`counted`). The error names that size. The last page may exceed the cap;
     - a request takes the best fit, where a block's size includes the unmapped addresses after it (`find`), or
       else the lowest addresses at which free and unmapped parts together are large enough (`_map`);
+    - if no mapped part fits, a callback may free something first (`before_flush`);
     - before it refuses a request, the allocator returns all free whole pages (`_flush`).
 
     The real unit is 1 MiB and the real page 20 units (`REAL`). A smaller unit models a smaller program with
@@ -93,6 +91,7 @@ class Allocator:
         self.busy = False  # an operator is running, and its workspace is in use
         self.refuses = False  # whether the last error was one that libraries don't catch (native/shortage.h)
         self.relieve = lambda nbytes, attempt: None  # `Retry.relieve` of a session
+        self.before_flush = lambda nbytes: None  # `Retry.before_flush` of a session
         self._storages = {}  # by id: weak references
 
     @property
@@ -135,6 +134,10 @@ class Allocator:
         """Return a part, or None if the request is refused."""
         self.collect()
         part = self.find(nbytes)
+        if part is None:
+            self.before_flush(nbytes)
+            self.collect()
+            part = self.find(nbytes)
         if part is not None:
             return part
         if self.cap is not None and self.reserved + self.counted(nbytes) > self.cap:
@@ -284,7 +287,7 @@ class FakeGpu:
     type = "cpu"  # of its tensors
     index = -1
 
-    def __init__(self, context=300 * MIB, allocator=None, computes=True):
+    def __init__(self, context=300 * MIB, allocator=None):
         self.allocator = allocator or Allocator()
         self.context = context
         self.others = 0  # bytes of other processes on the device
@@ -301,8 +304,6 @@ class FakeGpu:
         self.duration = {}  # by operator name: ms
         self.refuse = {}  # by operator name: how many calls fail after writing
         self.ran = []
-        self._computes = computes
-        self._shapes = {}
 
     # -- operators
 
@@ -333,7 +334,7 @@ class FakeGpu:
                     raise
                 self.did_without.append(name)
         # Unlike a real GPU, it computes before it refuses: the results are dropped before anyone sees them.
-        result = compute() if self._computes else self._without_content(func, name, args, kwargs, compute)
+        result = compute()
         if not (func._schema.is_mutable or func.is_view):
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
@@ -341,24 +342,6 @@ class FakeGpu:
                     if made.nbytes() and not self.allocator.knows(made):
                         self.allocator.enter(made)
         return result
-
-    def _without_content(self, func, name, args, kwargs, compute):
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        # _unsafe_view is a view, though its schema does not say so.
-        if func.is_view or name.startswith(("aten::set_", "aten::resize_", "aten::_unsafe_view")):
-            return compute()
-        if read and sum(tensor.numel() for tensor in read) <= COUNTERS:
-            return compute()
-        if func._schema.is_mutable:
-            return _written(func._schema, args, kwargs)
-        key = func, repr(tree_map_only(torch.Tensor, Shape, (args, kwargs)))
-        if key not in self._shapes:  # an operator's shape function runs once per signature
-            args, kwargs = tree_map_only(torch.Tensor, lambda one: Shape(one).tensor("meta"), (args, kwargs))
-            if "device" in kwargs:
-                kwargs["device"] = torch.device("meta")
-            kwargs.pop("pin_memory", None)
-            self._shapes[key] = tree_map_only(torch.Tensor, Shape, func(*args, **kwargs))
-        return tree_map_only(Shape, Shape.tensor, self._shapes[key])
 
     # -- the session's interface
 
@@ -460,33 +443,6 @@ class Event:
         return end.time - self.time
 
 
-class Shape:
-    """A tensor's metadata, without its content."""
-
-    def __init__(self, tensor):
-        self.of = tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-    def __repr__(self):
-        return repr(self.of)
-
-    def tensor(self, device="cpu"):
-        size, stride, dtype = self.of
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
-def _written(schema, args, kwargs):
-    """Return the result of an operator that writes to its arguments."""
-    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-    targets = {
-        alias: named.get(argument.name)
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for alias in argument.alias_info.before_set
-    }
-    results = [targets[next(iter(one.alias_info.before_set))] for one in schema.returns]
-    return results[0] if len(results) == 1 else tuple(results) if results else None
-
-
 # -- sessions --------------------------------------------------------------------------------------
 
 
@@ -532,8 +488,10 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     with dtrrun.budget(budget, **options) as session:
         session.slow_path.reasons.add("a model of a GPU")
         gpu.allocator.relieve = session.device.retry.relieve
+        gpu.allocator.before_flush = session.device.retry.before_flush
         yield session, gpu
     gpu.allocator.relieve = lambda nbytes, attempt: None
+    gpu.allocator.before_flush = lambda nbytes: None
 
 
 def stepped(session):

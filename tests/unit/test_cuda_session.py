@@ -219,9 +219,10 @@ def test_costs_are_the_gpus_and_read_later(monkeypatch):
         signature = unprofiled(session, "aten.mm")
         assert not signature.timed
         assert 0 < signature.cost < 750_000  # by the cost model
-        gpu.done = True
         torch.mm(a, b)
-        assert signature.cost == 750_000
+        gpu.done = True
+        session.device.operators.timer.poll()
+        assert (signature.cost, signature.timed) == (750_000, True)
 
 
 def test_the_footprint_is_what_was_there_at_one_time(monkeypatch):

@@ -7,11 +7,13 @@ from dtrrun.runtime.cuda import timing
 from dtrrun.runtime.cuda.timing import Timer
 
 
-def timed(timer, gpu, signature, ms):
-    start = timer.begin()
+def timed(timer, gpu, signature, ms, *, busy=True):
+    """busy: the GPU has earlier work to do while the host launches this."""
+    start, gpu.done, before = timer.begin(), not busy and gpu.done, gpu.done
     gpu.clock += ms
     if start is not None:
         timer.end(signature, start)
+    gpu.done = before
     return start
 
 
@@ -36,6 +38,26 @@ def test_the_least_counts_and_replaces_the_models_figure():
         timed(timer, gpu, signature, ms)
     timer.poll()
     assert signature.cost == 250_000
+
+
+def test_the_time_of_a_launch_only_lowers_the_models_figure():
+    """A GPU without work waits for the host between the two events."""
+    gpu = FakeGpu()
+    timer, signature = Timer(gpu.event, gpu.home_stream), Signature(None, ())
+    found = []
+    signature.cost = 300_000
+    for ms, busy in ((0.5, False), (0.25, False), (0.75, True), (0.5, False), (0.5, True), (0.125, False)):
+        timed(timer, gpu, signature, ms, busy=busy)
+        timer.poll()
+        found.append((signature.cost, signature.timed))
+    assert found == [
+        (300_000, False),
+        (250_000, False),
+        (750_000, True),
+        (500_000, True),
+        (500_000, True),
+        (125_000, True),
+    ]
 
 
 def test_events_are_used_again():

@@ -7,6 +7,7 @@ import torch
 from fake_gpu import Allocator, FakeGpu, chain, correct, fake_session, tensor
 
 import dtrrun
+from dtrrun.runtime.cuda import oom_retry
 from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
 from dtrrun.runtime.cuda.oom_retry import missing, requested, retriable, short_of_memory
 from dtrrun.runtime.operators import operator_of
@@ -173,21 +174,49 @@ def test_an_unknown_workspace_is_made_room_for(monkeypatch):
         assert correct(kept)
 
 
-def test_neighbours_are_evicted_for_a_request_that_fragments_do_not_serve(monkeypatch):
+@pytest.mark.parametrize("asked", [True, False])
+def test_neighbours_are_evicted_for_a_request_that_fragments_do_not_serve(monkeypatch, asked):
+    """asked: the allocator asks before it flushes, as PyTorch's does. Otherwise, it refuses the request."""
     gpu = FakeGpu(allocator=Allocator(page=12 << 10))  # one page of 12 MiB, which holds the chain
     with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
+        if not asked:
+            gpu.allocator.before_flush = lambda nbytes: None
         kept = chain(11)
         session.set_budget(BESIDE + 30 * MIB)
         assert gpu.allocator.reserved == 12 * MIB
         gpu.allocator.cap = gpu.allocator.reserved  # nothing more can be reserved
+        if asked:
+            session.device.accounts.cap = gpu.allocator.cap
         evictions = session.report()["evictions"]
         large = torch.ones(4 * MIB // 4)
-        assert session.report()["oom_retries"] == 1
+        assert (session.report()["oom_retries"], gpu.allocator.flushes) == ((0, 0) if asked else (1, 1))
         assert 3 <= session.report()["evictions"] - evictions <= 4  # not all of them
         gpu.allocator.cap = None
         assert large.sum().item() == MIB
         del large
         assert correct(kept)
+
+
+@pytest.mark.parametrize("dear", [False, True])
+def test_neighbours_that_are_dearer_than_a_flush_stay(monkeypatch, dear):
+    gpu = FakeGpu(allocator=Allocator(page=12 << 10))
+    with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
+        kept = chain(11)
+        last = kept[-1]
+        del kept[1:8:2], kept[-1]  # four free pieces of 1 MiB, between others
+        gpu.allocator.cap = session.device.accounts.cap = gpu.allocator.reserved
+        [recomputed] = (
+            one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"
+        )
+        asked = []
+        monkeypatch.setattr(oom_retry, "flush_ns", lambda *sizes: asked.append(sizes) or recomputed - dear)
+        session.device.retry.before_flush(3 * MIB)
+        assert asked == [(4 * MIB, SEGMENT)]
+        assert session.device.retry.avoided == (not dear)
+        assert session.report()["evictions"] == (0 if dear else 1)
+        gpu.allocator.cap = None
+        assert torch.equal(last, torch.full_like(last, 2.0**11))
+        assert torch.equal(kept[1], torch.full_like(last, 4.0))
 
 
 def test_an_in_place_operator_that_has_begun_is_not_repeated(monkeypatch):

@@ -23,6 +23,10 @@ IDLE = 1536 * MIB  # above this, other processes use the device, since no contex
 CONTEXT = 512 * MIB  # the assumed size of our context in that case
 SLACK_SHARE = 4  # never more than a quarter of the cap
 FLUSHED_SHARE = 8  # an eighth of the cap is kept free once the allocator has had to flush
+SMALL_UNIT = 2 * MIB  # for requests of up to 1 MiB, which have a pool of their own
+LARGE_REQUEST = 10 * MIB  # from here on, requests are rounded up to SMALL_UNIT
+UNMAP_NS, MAP_NS = 60_000, 65_000  # for one SEGMENT, with create, access and release (on an H200)
+STALL_NS = 2_500_000  # the GPU runs out of work while the host waits for it, unmaps and maps
 DECAY = 8  # the guard's excess shrinks by an eighth at each check, the slack at each step's end
 
 
@@ -30,6 +34,21 @@ def sufficient_budget(footprint: int) -> int:
     """Return the least budget, in bytes, that leaves room for this footprint."""
     rest = footprint + LEAST_SLACK
     return max(rest + LEAST_GUARD, (rest - 1) * GUARD_SHARE // (GUARD_SHARE - 1) + 1)
+
+
+def growth_for(nbytes: int) -> int:
+    """Return what a request counts against the cap if it has to be mapped (`get_allocation_size`)."""
+    if nbytes < LARGE_REQUEST:
+        return SMALL_UNIT if nbytes <= MIB else SEGMENT
+    return -(-nbytes // SMALL_UNIT) * SMALL_UNIT
+
+
+def flush_ns(free: int, wanted: int) -> int:
+    """Return the time that a flush costs: all free memory is unmapped, and `wanted` bytes are mapped again.
+
+    A flush between queued kernels adds this much to them (`python -m tests.bench.gpu_short.calls`).
+    """
+    return STALL_NS + (free * UNMAP_NS + wanted * MAP_NS) // SEGMENT
 
 
 class Accounts:

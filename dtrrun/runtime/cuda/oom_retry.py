@@ -21,7 +21,7 @@ import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Version
-from dtrrun.runtime.cuda.budget import SEGMENT, Accounts
+from dtrrun.runtime.cuda.budget import SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
 from dtrrun.runtime.cuda.fragmentation import best_hole
 from dtrrun.runtime.cuda.observers import Observers
 from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -71,9 +71,6 @@ LACKS_MEMORY = re.compile(
 CUDA's runtime and driver, cuSPARSE and Triton say `out of memory`; in NVIDIA's and AMD's other libraries, the
 status names share an ending. Failed allocations on the host are excluded.
 """
-
-SMALL_REQUEST = 2 << 20
-"""The size that the error reports for a request of up to 1 MiB, which is served from a separate pool."""
 
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 _REQUEST = re.compile(rf"Tried to allocate {_SIZE}")
@@ -146,6 +143,7 @@ class Retry:
         """Bytes that were refused to an operator on the fast path, which is attempted next."""
         self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
+        self.avoided = 0  # flushes, by evicting neighbours
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
         """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
@@ -240,6 +238,24 @@ class Retry:
         self._release(attempt, nbytes, nbytes)
         return True
 
+    def before_flush(self, nbytes: int) -> None:
+        """Evict neighbours for a request for which the allocator has no cached block, and may not map one.
+
+        If enough memory is free in pieces, it would flush: that must not be cheaper. Otherwise it would flush
+        and refuse the request, and something would be evicted all the same.
+        """
+        cap = self.accounts.cap
+        if cap is None or not self._ledger.evicting or not self.gpu.is_current() or self.gpu.on_side_stream():
+            return
+        found, growth = self.gpu.statistics(), growth_for(nbytes)
+        if found.reserved + growth <= cap:
+            return  # it maps more
+        flush = flush_ns(found.reserved - found.allocated, growth)
+        with self._slow_path.lock, (guard := below()), guard:
+            self._ledger.collect_dead()
+            if self._make_hole(nbytes, at_most_ns=flush if found.allocated + nbytes <= cap else None):
+                self.avoided += 1
+
     def did_without(self) -> None:
         """Note that a library has done without memory, as it may from now on in this process."""
         global _done_without
@@ -288,7 +304,7 @@ class Retry:
             ledger.set_limit(self.accounts.limit(allocated, ledger.resident_bytes))
         with (guard := below()), guard:
             if attempt == 0:
-                if not self._make_hole(SMALL_REQUEST // 2 if 0 < asked <= SMALL_REQUEST else wanted):
+                if not self._make_hole(SMALL_UNIT // 2 if 0 < asked <= SMALL_UNIT else wanted):
                     self._dtr.eviction.release(wanted)
                 return
             if attempt == 1:
@@ -298,8 +314,11 @@ class Retry:
                 self._dtr.eviction.release(ledger.resident_bytes)
             self.gpu.empty_cache()
 
-    def _make_hole(self, wanted: int) -> bool:
-        """Evict adjacent blocks with the least sum of cost over staleness (h_DTR times size)."""
+    def _make_hole(self, wanted: int, at_most_ns: int | None = None) -> bool:
+        """Evict adjacent blocks with the least sum of cost over staleness (h_DTR times size).
+
+        at_most_ns: leave them if recomputing them costs more.
+        """
         ledger = self._ledger
         by_address: dict[int, Version] = {}
         for version in (*ledger.versions.values(), *ledger.scratch):
@@ -315,6 +334,8 @@ class Retry:
 
         hole = best_hole(self.gpu.segments(wanted), wanted, price)
         if not hole:
+            return False
+        if at_most_ns is not None and sum(by_address[address].cost for address in hole) > at_most_ns:
             return False
         ledger.begin_pressure()
         return all(self._dtr.eviction.evict_if_possible(by_address.pop(address)) for address in hole)

@@ -107,8 +107,8 @@ class CudaOperators:
         return result
 
     def _state(self) -> tuple[Any, int]:
-        """Return the allocator's statistics, and how often its refusals have caused evictions."""
-        return self.gpu.statistics(), self._retry.retries
+        """Return the allocator's statistics, and how often it has caused evictions."""
+        return self.gpu.statistics(), self._retry.retries + self._retry.avoided
 
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
         """Run a recorded operator."""
@@ -176,6 +176,6 @@ def _taken(before: tuple[Any, int], after: tuple[Any, int]) -> int:
     There are two bounds: everything allocated by the call, and how far the peak is above the initial memory.
     The second is exact if the call has raised the peak, and too low if something was evicted in between.
     """
-    (first, retries), (last, retries_now) = before, after
+    (first, evictions), (last, evictions_now) = before, after
     total = last.total - first.total
-    return int(total if retries_now != retries else min(total, last.peak - first.allocated))
+    return int(total if evictions_now != evictions else min(total, last.peak - first.allocated))

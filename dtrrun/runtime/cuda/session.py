@@ -123,9 +123,15 @@ class Cuda:
         self.gpu.install(self.look)
         self.retry.observers.install()
         self._native.on_shortage(self.retry.relieve)
+        self._ask_before_flushes()
+
+    def _ask_before_flushes(self) -> None:
+        asks = self.accounts.budget_bytes is not None
+        self._native.before_flush(self.retry.before_flush if asks else None)
 
     def remove(self) -> None:
         self._native.on_shortage(None)
+        self._native.before_flush(None)
         self._captures.remove()
         self.retry.observers.remove()
         self._lift()
@@ -175,6 +181,7 @@ class Cuda:
         if budget_bytes is None:
             self._lift()
         self.accounts.set_budget(budget_bytes)
+        self._ask_before_flushes()
         self.look()
 
     def step_ended(self) -> None:
