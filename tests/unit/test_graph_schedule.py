@@ -42,7 +42,7 @@ def computed(graph: Graph, budget: int, heuristic: str) -> tuple[Outcome, list[i
     return outcome, sequence
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs(), st.integers(0, 20), st.sampled_from(HEURISTICS))
 def test_dtr_on_it_is_a_plan_of_the_graph(graph: Graph, budget: int, heuristic: str) -> None:
     schedule = schedule_of_graph(graph)

@@ -19,7 +19,7 @@ from dtrrun.research.planners import (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(graphs(), st.integers(0, 8), st.sampled_from((None, 1, 2, 3, 6)), st.booleans())
 def test_never_above_the_cheapest_plan(graph: Graph, less: int, intervals: int | None, whole: bool) -> None:
     budget = run(graph, in_order(graph)).peak_bytes - less

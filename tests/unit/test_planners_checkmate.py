@@ -83,7 +83,7 @@ OUTPUTS_BACK_TO_FRONT = Graph(
 room for its workspace. No plan in stages fits into 2 bytes, but there is another one."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs(), st.integers(0, 6))
 @example(OUTPUTS_BACK_TO_FRONT, 1)
 def test_random_graphs_exhaustively(graph: Graph, less: int) -> None:

@@ -29,7 +29,7 @@ def readers(graph: Graph) -> int:
     return sum(bool(graph.users[i]) or graph.nodes[i].partner is None for i in graph.operators)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(graphs(most=9), st.integers(1, 8), st.integers(0, 6), st.sampled_from(["chen_greedy", "checkmate"]))
 def test_every_grouped_plan_is_a_plan(graph: Graph, most: int, less: int, name: str) -> None:
     budget = run(graph, in_order(graph)).peak_bytes + 4 - less

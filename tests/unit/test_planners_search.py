@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from planner_world import cheapest, graphs
 
@@ -22,7 +22,6 @@ from dtrrun.research.planners.fill import fill, without_waste
 from dtrrun.research.planners.plan import keeps_order, missing_ancestors, with_frees
 
 
-@settings(deadline=None)
 @given(graphs(most=8), st.integers(0, 6))
 def test_any_graph(graph: Graph, less: int) -> None:
     budget = run(graph, in_order(graph)).peak_bytes - less

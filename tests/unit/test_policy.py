@@ -35,7 +35,7 @@ def anything(_node: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     seed=st.integers(0, 2**32), unit=st.sampled_from([1, 1000, 1 << 22]), latest=st.booleans()
 )  # with the last unit, products are not exact in floating point
