@@ -121,7 +121,7 @@ wheels:
 GPU_TORCH ?= 2.13.0
 GPU_ARGS ?= tests/gpu
 GPU := .venv/gpu-$(GPU_TORCH)
-GPU_SMOKE := $(GPU)/bin/dtrrun smoke --device cuda --steps 2
+GPU_SMOKE := $(GPU)/bin/dtrrun smoke --device cuda --budget 60% --steps 2
 gpu-without-gpu: $(GPU)/installed
 	$(GPU)/bin/python -m tests.hollow --races --devices 2 $(GPU)/bin/python -m pytest -q $(GPU_ARGS)
 	@set -ex; for example in docs/examples/*.py; do \
@@ -134,7 +134,7 @@ ecosystem: $(ECOSYSTEM)
 	$(BIN)/python -m pytest -q tests/inject/test_notebook.py::test_the_recipe
 
 # Each example, plain and inside 60 % of its peak: the same bits, within the budget. Two at a time.
-SMOKE := out=$$($(BIN)/dtrrun smoke --device cpu --steps 2 $$0 2>&1); status=$$?; echo "$$out"; exit $$status
+SMOKE := out=$$($(BIN)/dtrrun smoke --device cpu --budget 60% --steps 2 $$0 2>&1); status=$$?; echo "$$out"; exit $$status
 smoke: $(INSTALLED)
 	@printf '%s\n' docs/examples/*.py | xargs -P2 -n1 sh -c '$(SMOKE)'
 
