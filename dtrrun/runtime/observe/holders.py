@@ -181,7 +181,8 @@ def _inside(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
         if value.gi_frame is not None:
             yield from _locals(value.gi_frame, holder)
     elif issubclass(cls, type):
-        if _is_programs(sys.modules.get(value.__module__)):
+        module = type.__getattribute__(value, "__module__")
+        if type(module) is str and _is_programs(sys.modules.get(module)):
             for attribute, one in list(type.__getattribute__(value, "__dict__").items()):
                 yield _Found(one, holder._replace(variable=f"{name}.{attribute}"))
     else:
