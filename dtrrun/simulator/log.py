@@ -205,8 +205,8 @@ class _Lines:
                 continue
             try:
                 fields = json.loads(line)
-            except ValueError as error:
-                raise self.error(f"not JSON: {error}") from None
+            except ValueError:
+                raise self.error("not JSON, as in a log that dtrrun record writes") from None
             except RecursionError:
                 raise self.error("JSON that is nested too deeply") from None
             if not isinstance(fields, dict):
