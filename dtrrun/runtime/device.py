@@ -95,6 +95,14 @@ class Cpu:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
         return peak
 
+    def pool_growth_bytes(self) -> int:
+        """Return by how much the program's own memory pools may grow in a larger budget."""
+        return 0
+
+    def hint(self) -> str:
+        """Return what limits the program besides the budget, or ""."""
+        return ""
+
     def counters(self) -> dict[str, int]:
         return dict.fromkeys(COUNTERS, 0) | {"device_index": -1}
 

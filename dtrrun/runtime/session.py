@@ -347,9 +347,11 @@ class Session:
             training = find_training(self.ledger.device_type)
             signatures = self.slow_path.signatures.all()
             expected = expected_budget(self.ledger, signatures, training, error, inputs, failed)
+            expected += self.device.pool_growth_bytes() if expected else 0
             rows, holders = self._labels.searched(training)
             error.pinned, error.held_by = relabelled(error.pinned, rows), held_by(rows)
-            error.hint = hint(self.ledger, holders, error, failed, self.dtr.history)
+            hints = self.device.hint(), hint(self.ledger, holders, error, failed, self.dtr.history)
+            error.hint = ". ".join(filter(None, hints))
             error.explain(training.totals(), expected, how, self.ledger.device_type)
         except Exception:  # optimizers and tensors may be of any class; the program must get this error
             error.explain(None, 0, how, self.ledger.device_type)

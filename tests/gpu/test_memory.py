@@ -1,5 +1,6 @@
 """The real allocator: its cap, its statistics, its errors and its snapshot."""
 
+import gc
 import re
 from pathlib import Path
 
@@ -180,6 +181,35 @@ def test_the_advice_is_more_than_what_the_allocator_refused_memory_in():
             tensor(100)
     assert caught.value.least_budget_bytes >= budget + 100 * MIB
     del caught  # its traceback holds the pool
+
+
+def test_what_is_free_in_the_programs_own_pools_is_named_and_advised():
+    """It serves nothing else, and the pools grow with the budget."""
+
+    def run():
+        torch.manual_seed(0)
+        weights = [torch.randn(256, 256, device=DEVICE).mul(0.05).requires_grad_() for _ in range(8)]
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            x = torch.randn(8192, 256, device=DEVICE)
+            for one in weights[:5]:
+                x = (x @ one).tanh()
+        for one in weights[5:]:
+            x = (x @ one).tanh()
+        x.square().mean().backward()
+        return [one.grad.cpu() for one in weights]
+
+    expected, budget, named = run(), beside() + SPACE + 70 * MIB, {}
+    torch.cuda.empty_cache()
+    with dtrrun.budget(budget, device=DEVICE):
+        try:
+            run()
+        except dtrrun.BudgetError as error:
+            named, budget = error.pinned, error.expected_bytes
+    assert named["free in the program's own memory pools"] > 10 * MIB
+    gc.collect()
+    torch.cuda.empty_cache()
+    with dtrrun.budget(budget, device=DEVICE):
+        assert all(map(torch.equal, expected, run()))
 
 
 def test_observers_are_told_of_errors_that_the_program_gets():

@@ -366,6 +366,9 @@ class FakeGpu:
     def remove(self):
         pass
 
+    def stranded_bytes(self):
+        return 0
+
     def programs_cap(self):
         return None
 

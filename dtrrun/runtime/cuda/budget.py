@@ -2,12 +2,12 @@
 
     cap = budget - overhead - guard            what the caching allocator may take from the driver,
                                                or less if the program itself limits it
-    limit = cap - unaccounted - slack          what the ledger may give to tensors
+    limit = cap - unaccounted - stranded - slack     what the ledger may give to tensors
 
 overhead: what the driver shows for the process beyond the allocator's memory (context, libraries, loaded
 kernels). guard: reserve for its growth between two checks. unaccounted: what the allocator has handed out
-beyond the ledger's tensors (persistent workspaces, the unsplit ends of blocks). slack: what fragmentation
-makes unusable. All sizes are in bytes.
+beyond the ledger's tensors (persistent workspaces, the unsplit ends of blocks). stranded: what is free in
+private pools. slack: what fragmentation makes unusable. All sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Accounts:
         self._sure_overhead: int | None = None  # when the driver's figure last counted
         self._least_overhead = 0  # known so far: a context does not shrink
         self._unexplained = 0  # growth since then without an operator's first run
+        self.stranded = 0
         self.programs_cap: int | None = None  # what the program lets the allocator take; None: all
         self.forbidden = 0  # bytes of the budget that the program's limit excludes
         self.set_budget(budget_bytes)
@@ -146,12 +147,12 @@ class Accounts:
         """Return what tensors may take, given the bytes in use according to the allocator and the ledger."""
         if self.cap is None:
             return UNLIMITED
-        return max(self.cap - max(allocated - resident, 0) - self.slack, 0)
+        return max(self.cap - max(allocated - resident, 0) - self.stranded - self.slack, 0)
 
     def request_failed(self, allocated: int, wanted: int) -> None:
         """Note that the allocator refused `wanted` bytes: the memory that was free then is fragmented."""
         if self.cap is not None:
-            unusable = self.cap - allocated
+            unusable = self.cap - allocated - self.stranded
             if unusable > self._slack and unusable >= wanted:
                 self._slack = unusable
 

@@ -155,7 +155,7 @@ class Gpu:
                 segment["device"] != self.index
                 or segment["stream"] != self._home
                 or segment["segment_type"] != kind
-                or tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)  # private to a CUDA graph
+                or _is_private(segment)
             ):
                 continue
             address = segment["address"]
@@ -165,6 +165,16 @@ class Gpu:
                 address += block["size"]
             found.append(blocks)
         return found
+
+    def stranded_bytes(self) -> int:
+        """Return the free bytes in private pools, which serve no other requests."""
+        return sum(
+            block["size"]
+            for segment in self._snapshot()
+            if segment["device"] == self.index and _is_private(segment)
+            for block in segment["blocks"]
+            if block["state"] == "inactive"
+        )
 
     @staticmethod
     def _snapshot() -> Any:
@@ -212,3 +222,8 @@ class Gpu:
 
     def home_stream(self) -> Any:
         return self._home_stream
+
+
+def _is_private(segment: dict[str, Any]) -> bool:
+    """Return whether a segment belongs to a CUDA graph, or to a pool of the program's own."""
+    return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)

@@ -97,4 +97,5 @@ class Captures:
             slow_path.dtr.mutation.escape_together(used, "CUDA graph")
             self._before.clear()
             self._known.clear()
+        device.pools.exist = True
         device.look()

@@ -24,6 +24,7 @@ from dtrrun.core.graph import Version
 from dtrrun.runtime.cuda.budget import SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
 from dtrrun.runtime.cuda.fragmentation import best_hole
 from dtrrun.runtime.cuda.observers import Observers
+from dtrrun.runtime.cuda.pools import Pools
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
@@ -132,9 +133,15 @@ class Retry:
     """Runs calls that allocate memory, and retries them if necessary. `retries` counts the retries."""
 
     def __init__(
-        self, gpu: Any, accounts: Accounts, dtr: DTR, slow_path: SlowPath, alert: Callable[[str], None]
+        self,
+        gpu: Any,
+        accounts: Accounts,
+        pools: Pools,
+        dtr: DTR,
+        slow_path: SlowPath,
+        alert: Callable[[str], None],
     ) -> None:
-        self.gpu, self._alert = gpu, alert
+        self.gpu, self._pools, self._alert = gpu, pools, alert
         self.accounts = accounts
         self._dtr, self._ledger, self._slow_path = dtr, dtr.ledger, slow_path
         self.retries = 0
@@ -300,6 +307,7 @@ class Retry:
             return  # eviction is disabled
         if self.accounts.cap is not None:
             allocated = self.gpu.statistics().allocated
+            self.accounts.stranded = self._pools.stranded_bytes()
             self.accounts.request_failed(allocated, wanted)
             ledger.set_limit(self.accounts.limit(allocated, ledger.resident_bytes))
         with (guard := below()), guard:

@@ -25,6 +25,7 @@ from dtrrun.runtime.cuda.guards import CudaMemory, home
 from dtrrun.runtime.cuda.interposer import CudaInterposer
 from dtrrun.runtime.cuda.oom_retry import Retry
 from dtrrun.runtime.cuda.operators import CudaOperators
+from dtrrun.runtime.cuda.pools import Pools
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
 from dtrrun.settings import RuntimeSettings
@@ -34,6 +35,7 @@ from dtrrun.telemetry import driver
 CONTEXT = "CUDA context and libraries"
 GUARD = "kept free beside them"
 WORKSPACES = "workspaces of libraries"
+POOLS = "free in the program's own memory pools"
 FORBIDDEN = "forbidden by the program's own set_per_process_memory_fraction"
 ASK_SECONDS = 1.0  # between driver queries, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
@@ -44,6 +46,10 @@ NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 BLIND = (
     "the program's CUDA allocator has no statistics: the budget covers only tensors, and the driver may "
     "report more"
+)
+PROGRAMS_LIMIT = (
+    "The program's own set_per_process_memory_fraction allows less than the budget, so a larger budget does "
+    "not help"
 )
 NEVER_USED = (
     "this process did not use a GPU, so its memory was not limited; --device cpu sets a budget for the CPU"
@@ -76,6 +82,7 @@ class Cuda:
         self._index = index
         self._record_dir = settings.record_dir
         self.accounts = Accounts(settings.budget_bytes)
+        self.pools = Pools(gpu)
         self.awake = False
         self.uuid = ""  # of the device, once it is known
         self._statistics: Any = None  # of the last check
@@ -96,7 +103,7 @@ class Cuda:
         """Connect to a session."""
         storage.use_device(storage.CUDA_ROUNDING, None)
         self.dtr, self.ledger, self.slow_path, self._alert = dtr, dtr.ledger, slow_path, alert
-        self.retry = Retry(self.gpu, self.accounts, dtr, slow_path, alert)
+        self.retry = Retry(self.gpu, self.accounts, self.pools, dtr, slow_path, alert)
         self.operators.connect(slow_path, self.retry, warn)
         self._captures = Captures(self, warn)
         dtr.eviction.refresh = self.refresh
@@ -121,6 +128,7 @@ class Cuda:
     def install(self) -> None:
         self._captures.install()
         self.gpu.install(self.look)
+        self.pools.install(self.look)
         self.retry.observers.install()
         self._native.on_shortage(self.retry.relieve)
         self._ask_before_flushes()
@@ -135,6 +143,7 @@ class Cuda:
         self._captures.remove()
         self.retry.observers.remove()
         self._lift()
+        self.pools.remove()
         self.gpu.remove()
         storage.use_device(storage.CPU_ROUNDING, None)
 
@@ -218,6 +227,15 @@ class Cuda:
     def sufficient_bytes(self, peak: int) -> int:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
         return sufficient_budget(max(self._footprint, self.accounts.overhead + peak))
+
+    def pool_growth_bytes(self) -> int:
+        """Return by how much the program's own pools may grow in a larger budget: what would not be evicted
+        there stays with them."""
+        return self.ledger.evicted_bytes if self.accounts.stranded else 0
+
+    def hint(self) -> str:
+        """Return what limits the program besides the budget, or ""."""
+        return PROGRAMS_LIMIT if self.accounts.forbidden else ""
 
     # -- the budget ------------------------------------------------------------------------------
 
@@ -315,6 +333,10 @@ class Cuda:
         if ledger.budget_bytes is None or not ledger.evicting:
             return
         ledger.overhead[WORKSPACES] = max(found.allocated - ledger.resident_bytes, 0)
+        self.accounts.stranded = stranded = self.pools.stranded_bytes()
+        ledger.overhead.pop(POOLS, None)
+        if stranded:
+            ledger.overhead[POOLS] = stranded
         ledger.set_limit(self.accounts.limit(found.allocated, ledger.resident_bytes))
         self.dtr.eviction.reach = ledger.limit + self.accounts.slack
         if ledger.resident_bytes > ledger.limit:
