@@ -9,7 +9,7 @@ from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor, unp
 import dtrrun
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda import session as cuda
-from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, LEAST_SLACK, MIB, SEGMENT
 from dtrrun.runtime.cuda.operators import TIMED
 from dtrrun.telemetry import driver
 
@@ -200,6 +200,18 @@ def test_memory_that_no_tensor_shows_is_counted(monkeypatch):
         stepped(session)
         assert before - session.ledger.limit == 3 * MIB
         assert correct(kept)
+
+
+@pytest.mark.parametrize("dear", [False, True])
+def test_memory_is_kept_free_where_it_is_dear_to_avoid_flushes(monkeypatch, dear):
+    with fake_session(monkeypatch, BUDGET + 384 * MIB) as (session, _):
+        chain(2)
+        stepped(session)
+        accounts, retry = session.device.accounts, session.device.retry
+        retry.avoiding_ns = 10**12 if dear else 0
+        stepped(session)
+        assert accounts.slack == (accounts.cap // 8 if dear else LEAST_SLACK)
+        assert retry.avoiding_ns == 0
 
 
 def test_sizes_are_counted_as_the_allocator_does(monkeypatch):

@@ -159,8 +159,8 @@ class Accounts:
     def step_ended(self, flushed: bool) -> None:
         """Forget some of the fragmentation, since it can disappear.
 
-        flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory
-        (100 µs for 20 MiB on an H100). With more memory free, a request finds a block that is large enough.
+        flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory, or
+        it has taken long to avoid that. With more memory free, a request finds a block that is large enough.
         """
         self._slack -= self._slack // DECAY
         if flushed and self.cap is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from time import perf_counter_ns as now_ns
 from typing import Any, NoReturn
 
 import torch
@@ -151,6 +152,7 @@ class Retry:
         self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
         self.avoided = 0  # flushes, by evicting neighbours
+        self.avoiding_ns = 0  # what that has taken the host
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
         """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
@@ -254,6 +256,7 @@ class Retry:
         cap = self.accounts.cap
         if cap is None or not self._ledger.evicting or not self.gpu.is_current() or self.gpu.on_side_stream():
             return
+        started = now_ns()
         found, growth = self.gpu.statistics(), growth_for(nbytes)
         if found.reserved + growth <= cap:
             return  # it maps more
@@ -262,6 +265,7 @@ class Retry:
             self._ledger.collect_dead()
             if self._make_hole(nbytes, at_most_ns=flush if found.allocated + nbytes <= cap else None):
                 self.avoided += 1
+        self.avoiding_ns += now_ns() - started
 
     def did_without(self) -> None:
         """Note that a library has done without memory, as it may from now on in this process."""

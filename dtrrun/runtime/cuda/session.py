@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Callable
 from time import monotonic, sleep
+from time import perf_counter_ns as now_ns
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +41,7 @@ FORBIDDEN = "forbidden by the program's own set_per_process_memory_fraction"
 ASK_SECONDS = 1.0  # between driver queries, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
 SETTLE_SECONDS = 0.005
+DEAR_TO_AVOID = 8  # avoiding flushes has taken more than an eighth of a step: keep memory free instead
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """With this variable, PyTorch asks the driver for each tensor, and its allocator's statistics remain 0."""
@@ -89,6 +91,7 @@ class Cuda:
         self._flushes = 0  # of the allocator, up to the last step's end
         self._footprint = self._reserved_peak = 0  # bytes, since the session began
         self._noted: Any = None  # statistics at its last update
+        self._step_began_ns = 0
         self.fragmented = 0
         self._looked_at_holes = 0.0
         self._ask_again = self._refresh_again = 0.0  # not before this time
@@ -197,7 +200,9 @@ class Cuda:
         flushes = self._flushes
         if self.awake and not self.operators.blind and self.usable():
             self._flushes = self.gpu.statistics().flushes
-        self.accounts.step_ended(self._flushes > flushes)
+        now, began = now_ns(), self._step_began_ns
+        avoiding_ns, self.retry.avoiding_ns, self._step_began_ns = self.retry.avoiding_ns, 0, now
+        self.accounts.step_ended(self._flushes > flushes or avoiding_ns * DEAR_TO_AVOID > now - began)
         if self.awake and not self.capturing:
             self.operators.timer.poll()
         if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:
