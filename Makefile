@@ -31,21 +31,33 @@ test: $(INSTALLED)
 	@$(MAKE) --no-print-directory -j3 -Oline test-bits test-parts test-processes
 
 # The last one waits more than it computes, for interpreters, signals and terminals: two cores are enough for three.
+# A part runs to its end even if some of its tests fail: ALL_OF runs each of these lines, and fails if any has failed.
+ALL_OF = @status=0; while read -r line; do [ -z "$$line" ] || { echo "$$line"; eval "$$line" < /dev/null || status=1; }; \
+	done <<< "$$COMMANDS"; exit $$status
+
 test-bits:
 	$(BIN)/python -m pytest -q tests/conformance $(foreach file,$(COMPILED) $(BESIDE_UNIT) $(BESIDE_PROCESSES),--ignore $(file))
 
+define PARTS
+$(BIN)/python -m pytest -q tests/unit
+$(BIN)/python -m pytest -q $(BESIDE_UNIT)
+PROGRAMS=60 $(BIN)/python -m pytest -q tests/programs
+$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
+endef
+test-parts: export COMMANDS = $(PARTS)
 test-parts:
-	$(BIN)/python -m pytest -q tests/unit
-	$(BIN)/python -m pytest -q $(BESIDE_UNIT)
-	PROGRAMS=60 $(BIN)/python -m pytest -q tests/programs
-	$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
+	$(ALL_OF)
 
+define PROCESSES
+$(BIN)/python -m pytest -q tests/inject tests/database
+$(BIN)/python -m pytest -q $(BESIDE_PROCESSES)
+$(BIN)/python -m pytest -q $(COMPILED)
+$(BIN)/python -m pytest -q tests/mutants -k "(sample or row) and not native"
+$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
+endef
+test-processes: export COMMANDS = $(PROCESSES)
 test-processes:
-	$(BIN)/python -m pytest -q tests/inject tests/database
-	$(BIN)/python -m pytest -q $(BESIDE_PROCESSES)
-	$(BIN)/python -m pytest -q $(COMPILED)
-	$(BIN)/python -m pytest -q tests/mutants -k "(sample or row) and not native"
-	$(BIN)/python -m pytest -q tests/decisions -k "sample or complete"
+	$(ALL_OF)
 
 # So that the parts take about as long.
 BESIDE_UNIT := $(wildcard tests/conformance/test_faults_*.py) \

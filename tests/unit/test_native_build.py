@@ -326,15 +326,29 @@ def attempt():
         return str(error)
 
 
-def test_processes_that_start_together_compile_once(cxx):
-    cxx.does("sleep 0.5")
+@pytest.fixture
+def until_arrived(monkeypatch, tmp_path):
+    """Return a function that returns shell code, which waits until so many processes want to build."""
+    folder, take = tmp_path / "arrived", building._take
+    folder.mkdir()
+
+    def arrives(*args):
+        (folder / str(os.getpid())).touch()
+        take(*args)
+
+    monkeypatch.setattr(building, "_take", arrives)
+    return lambda count: f"while [ $(ls {folder} | wc -l) -lt {count} ]; do sleep 0.01; done"
+
+
+def test_processes_that_start_together_compile_once(cxx, until_arrived):
+    cxx.does(until_arrived(4))
     assert in_processes(4, attempt) == [str(build.built())] * 4
     assert len(cxx.calls) == CALLS
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_process_that_waits_for_another_run_says_so(cxx, monkeypatch, tmp_path, same):
-    cxx.does(f"touch {tmp_path}/begun; sleep 0.5")
+    cxx.does(f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/said ]; do sleep 0.01; done")
     monkeypatch.setenv("DTRRUN_RECORDS", "one run")
     process = multiprocessing.get_context("fork").Process(target=attempt)
     process.start()
@@ -343,14 +357,16 @@ def test_a_process_that_waits_for_another_run_says_so(cxx, monkeypatch, tmp_path
     if not same:
         monkeypatch.setenv("DTRRUN_RECORDS", "another")
     said = []
-    build.build(said.append)
+    if same:
+        (tmp_path / "said").touch()
+    build.build(lambda text: said.append(text) or (tmp_path / "said").touch())
     process.join()
     assert said == ([] if same else ["another run is building the native fast path: waiting for it"])
     assert len(cxx.calls) == CALLS
 
 
-def test_processes_that_start_together_fail_once(cxx, cache):
-    cxx.does("sleep 0.5; echo 'error: no' >&2", "exit 1")
+def test_processes_that_start_together_fail_once(cxx, cache, until_arrived):
+    cxx.does(f"{until_arrived(4)}; echo 'error: no' >&2", "exit 1")
     assert (
         in_processes(4, attempt)
         == [f"{cxx.path} failed: error: no; see {cache / build.key() / 'errors.txt'}"] * 4
@@ -401,11 +417,17 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_pa
         time.sleep(0.01)
 
 
-def test_it_is_said_that_the_build_goes_on(cxx, monkeypatch):
-    monkeypatch.setattr(building, "STILL_SECONDS", 0.2)
-    cxx.does("sleep 0.7")
+def test_it_is_said_that_the_build_goes_on(cxx, monkeypatch, tmp_path):
+    monkeypatch.setattr(building, "STILL_SECONDS", 0.05)
+    cxx.does(f"while [ ! -e {tmp_path}/said ]; do sleep 0.01; done")
     said = []
-    build.build(said.append)
+
+    def say(text):
+        said.append(text)
+        if len(said) > 2:
+            (tmp_path / "said").touch()
+
+    build.build(say)
     assert said[0].startswith("building the native fast path")
     assert all(re.fullmatch(r"still building: \d+ seconds so far", line) for line in said[1:])
     assert len(said) > 2

@@ -57,9 +57,16 @@ def test_it_can_be_sent_a_signal_once_it_runs(attend):
     sent[0](signal.SIGTERM)  # it has ended: no other process gets the signal
 
 
-def test_it_is_attended_while_it_runs():
-    calls = []
-    run(python("import time; time.sleep(0.3)"), os.environ, None, lambda: calls.append(time.sleep(0.02)))
+def test_it_is_attended_while_it_runs(tmp_path):
+    calls, enough = [], tmp_path / "enough"
+
+    def attend():
+        calls.append(time.sleep(0.01))
+        if len(calls) == 5:
+            enough.touch()
+
+    code = f"import os, time\nwhile not os.path.exists({str(enough)!r}): time.sleep(0.01)"
+    run(python(code), os.environ, None, attend)
     assert len(calls) >= 5
 
 

@@ -116,6 +116,8 @@ def test_a_step_before_the_first_look():
 
 def test_a_run_is_watched(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline_module, "EVERY_SECONDS", 0.01)
+    looks, look = [], Timeline.look
+    monkeypatch.setattr(Timeline, "look", lambda self, *args, **kw: looks.append(look(self, *args, **kw)))
     with Timeline(str(tmp_path)) as timeline:
         writer = Writer(str(tmp_path), {"device": "cpu"})
         helper = Writer(str(tmp_path), {"device": "cpu"})
@@ -123,7 +125,9 @@ def test_a_run_is_watched(tmp_path, monkeypatch):
             writer.counters[COUNTERS.index("resident_bytes")] = number
             writer.counters[COUNTERS.index("steps")] = 8 * number
             writer.publish({"latest_steps": [step(index) for index in range(1, 8 * number + 1)][-32:]})
-            time.sleep(0.1)
+            seen = len(looks)
+            while len(looks) < seen + 2:
+                time.sleep(0.001)
         from dtrrun.telemetry.record import read_all
 
         snapshots = [one for one in read_all(str(tmp_path)) if one.counters["steps"]]
