@@ -1,17 +1,18 @@
-"""Memory that PyTorch does not own: weights from NumPy, a buffer or a mapped file.
+"""Memory that PyTorch does not own: weights from NumPy, a buffer, a mapped file, or shared with processes.
 
 It is never evicted. Whether results may be recomputed from it is another question: writes by operators are
 seen, but the program may also write to it in other ways, which no version counter shows.
 
-- Memory that other processes can write to (shared memory), and everything that is not a parameter (a batch in
-  a loader's array): nothing is recomputed from it, unless it comes from a worker of a `DataLoader`.
+- What is not a parameter (a batch in a loader's array): nothing is recomputed from it, unless it comes from a
+  worker of a `DataLoader`.
 - A parameter in a private mapping of a file (safetensors, `torch.load(mmap=True)`): no other code can
   reach that memory. It is a constant like any other.
-- A parameter in other memory of this process (`torch.from_numpy`, `torch.frombuffer`), or what a worker has
-  made: a constant while a checksum finds its content unchanged. The checksum is computed whenever an operator
-  of the program reads it, when something computed from it is to be evicted, and before a rematerialization
-  reads it. So an unseen write never leads to a wrong value: results that are in memory stay there from then
-  on, and those that were evicted are lost, which raises an error in any code that needs them.
+- A parameter in other memory of this process (`torch.from_numpy`, `torch.frombuffer`) or in shared memory
+  (`share_memory_`), or what a worker has made: a constant while a checksum finds its content unchanged. The
+  checksum is computed whenever an operator of the program reads it, when something computed from it is to be
+  evicted, and before a rematerialization reads it. So an unseen write never leads to a wrong value: results
+  that are in memory stay there from then on, and those that were evicted are lost, which raises an error in
+  any code that needs them.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Foreign:
                 version.escaped = region.usable = False
                 self._trusted(version)
                 return version
-            if kind != "private":
+            if kind not in ("private", "shared"):
                 region.usable = False
                 return version
             if not evicts:

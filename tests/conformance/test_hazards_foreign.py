@@ -261,14 +261,24 @@ def by_multiprocessing(weight):
 
 @pytest.mark.parametrize("share", [by_torch, by_multiprocessing])
 def test_memory_that_other_processes_have(share):
-    """As in Hogwild: nothing is recomputed from parameters that others may write to at any moment."""
+    """As in Hogwild: what another process has changed is never mistaken for what it was."""
+    check_stress(fine_tuning(share))
     weight = nn.Parameter(share(torch.ones(WIDTH, WIDTH)))
+    theirs = weight.detach().numpy()  # as another process has it
     with dtrrun.budget("40MB", over_budget="warn") as session:
-        y = torch.ones(ROWS, WIDTH) @ weight
-        assert session.slow_path.version_of(y).operation is None
-        weight.data.mul_(2)
+        y, kept = torch.ones(ROWS, WIDTH) @ weight, torch.ones(ROWS, WIDTH) @ weight * 2
         session.set_budget(1)
+        assert not in_memory(y)
+        session.set_budget(40_000_000)
         assert (y == WIDTH).all()
+        theirs *= 2
+        z = torch.ones(ROWS, WIDTH) @ weight
+        assert (z == 2 * WIDTH).all()
+        assert (y == WIDTH).all()
+        with pytest.raises(LostError):
+            kept.sum()
+        session.set_budget(1)
+        assert in_memory(z)  # from now on, what is computed from it stays
 
 
 class Batches(Dataset):
