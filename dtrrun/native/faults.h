@@ -6,11 +6,18 @@
 //
 // Unlike most signals, this one comes from the very instruction that touches the memory, in C++ code that is reading a tensor.
 // That code is not inside the C library's allocator or the interpreter, so the handler can use both.
+//
+// All other faults are the program's. They are passed on to the handler that was there before ours. That one may do the same,
+// and its predecessor may be ours, if the program has installed it during the session (`faulthandler.enable()`): then the fault
+// comes here again, within the first call, and goes to the handler before that one. In the end it ends the process.
 #pragma once
 
 #include <ATen/Parallel.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -21,6 +28,13 @@
 #include "callers.h"
 
 namespace dtrrun {
+
+// A thread whose fault is being passed on.
+struct FaultPassedOn {
+  std::atomic<pid_t> thread{0};
+  size_t times = 0;
+  uintptr_t stack = 0;
+};
 
 class Faults {
  public:
@@ -36,8 +50,8 @@ class Faults {
     Placeholders::own();  // made now, not in the handler: a crash may come from the C library's allocator
     struct sigaction now, own {};
     sigaction(SIGSEGV, nullptr, &now);
-    if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) return;
-    others_ = now;
+    if (is_ours(now)) return;
+    Others::add(now);
     own.sa_sigaction = &handle;
     own.sa_flags = SA_SIGINFO | SA_NODEFER;  // bringing one back may touch another; on the thread's stack, which is large
     sigemptyset(&own.sa_mask);
@@ -46,7 +60,7 @@ class Faults {
   static void unwatch() {
     struct sigaction now;
     sigaction(SIGSEGV, nullptr, &now);
-    if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &handle) sigaction(SIGSEGV, &others_, nullptr);
+    if (is_ours(now)) sigaction(SIGSEGV, &Others::at(1), nullptr);
   }
 
   // Returns how often storages have been brought back here.
@@ -61,15 +75,96 @@ class Faults {
       errno = error_number;
       return;
     }
-    if ((others_.sa_flags & SA_SIGINFO) != 0) {
-      others_.sa_sigaction(signal, info, context);
-    } else if (others_.sa_handler != SIG_DFL && others_.sa_handler != SIG_IGN) {
-      others_.sa_handler(signal);
+    Passed passed;
+    struct sigaction& other = Others::at(passed.times() + Repeated::handlers_without_effect(*info));
+    if ((other.sa_flags & SA_SIGINFO) != 0) {
+      other.sa_sigaction(signal, info, context);
+    } else if (other.sa_handler != SIG_DFL && other.sa_handler != SIG_IGN) {
+      other.sa_handler(signal);
     } else {
-      sigaction(signal, &others_, nullptr);
+      sigaction(signal, &other, nullptr);
       if (info->si_code <= 0) ::raise(signal);  // otherwise the thread executes the same instruction again
     }
   }
+
+  static bool is_ours(const struct sigaction& one) { return (one.sa_flags & SA_SIGINFO) != 0 && one.sa_sigaction == &handle; }
+
+  // The program's handlers that ours has taken the place of.
+  class Others {
+   public:
+    static void add(const struct sigaction& one) {
+      size_t gone = 0;
+      while (gone < count_ && !(all_[gone].sa_handler == one.sa_handler && all_[gone].sa_flags == one.sa_flags)) gone++;
+      if (gone == all_.size()) gone = 1;  // there are too many; but not the first, which is from before the session
+      if (gone < count_) {
+        std::copy(all_.begin() + gone + 1, all_.begin() + count_, all_.begin() + gone);
+        count_--;
+      }
+      all_[count_++] = one;
+    }
+    // Returns one of them: the last one for 1, the one before for 2. There is no end to the default one.
+    static struct sigaction& at(size_t place) {
+      static struct sigaction by_default {};
+      return place <= count_ ? all_[count_ - place] : by_default;
+    }
+
+   private:
+    static inline std::array<struct sigaction, 8> all_{};
+    static inline size_t count_ = 0;
+  };
+
+  // How often a fault of this thread has been passed on: while in scope, one time more. Not a `thread_local`, which may be
+  // allocated when it is first used: the fault may come from the C library's allocator.
+  class Passed {
+   public:
+    Passed() : thread_(static_cast<pid_t>(syscall(SYS_gettid))) {
+      for (FaultPassedOn& one : all_)
+        if (one.thread == thread_) own_ = &one;
+      for (FaultPassedOn& one : all_) {
+        pid_t nobody = 0;
+        if (own_ == nullptr && one.thread.compare_exchange_strong(nobody, thread_)) own_ = &one;
+      }
+      if (own_ == nullptr) return;
+      auto here = reinterpret_cast<uintptr_t>(this);
+      if (here >= own_->stack) own_->times = 0;  // a handler has left with `longjmp`
+      own_->stack = here;
+      times_ = ++own_->times;
+    }
+    ~Passed() {
+      if (own_ != nullptr && --own_->times == 0) own_->thread = 0;
+    }
+    Passed(const Passed&) = delete;
+    size_t times() const { return times_; }
+
+   private:
+    static inline std::array<FaultPassedOn, 16> all_;
+    pid_t thread_;
+    FaultPassedOn* own_ = nullptr;
+    size_t times_ = 1;
+  };
+
+  // Counts the handlers that have returned without effect, such as `faulthandler`'s once it has been disabled: the same
+  // instruction faults again and again.
+  class Repeated {
+   public:
+    static size_t handlers_without_effect(const siginfo_t& info) {
+      timespec now;
+      clock_gettime(CLOCK_MONOTONIC, &now);
+      int64_t ns = now.tv_sec * 1'000'000'000 + now.tv_nsec;
+      bool again = info.si_code > 0 && info.si_addr == address_ && ns - last_ns_ < AT_ONCE_NS;
+      times_ = again ? times_ + 1 : 0;
+      address_ = info.si_addr;
+      last_ns_ = ns;
+      return times_ / OFTEN;
+    }
+
+   private:
+    static constexpr size_t OFTEN = 1000;
+    static constexpr int64_t AT_ONCE_NS = 1'000'000;
+    static inline std::atomic<void*> address_{nullptr};
+    static inline std::atomic<size_t> times_{0};
+    static inline std::atomic<int64_t> last_ns_{0};
+  };
 
   static bool is_brought_back(uintptr_t address, const ucontext_t& stopped) {
     Placeholders::Claim claim = Placeholders::own().claim(address);
@@ -169,7 +264,6 @@ class Faults {
   };
 
   static inline BringBack bring_back_ = nullptr;
-  static inline struct sigaction others_ {};
   static inline std::atomic<int64_t> count_{0};
 };
 
