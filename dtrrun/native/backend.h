@@ -1,6 +1,7 @@
 // The backend of a session: PyTorch's storages, and operators that are run again (`core/backend.h`).
 #pragma once
 
+#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -75,6 +76,7 @@ class SessionBackend final : public PythonBackend {
   // -- operations --
 
   void beneath(void (*function)(void*), void* argument) override {
+    RECORD_USER_SCOPE("dtrrun: rematerialization");  // in the traces of PyTorch's profiler
     if (may_run()) {
       Off off;
       Silent silent;

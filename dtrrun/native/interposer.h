@@ -122,6 +122,9 @@ class Interposer {
   // From now on, several threads may have operators in progress. None may be on the fast path when this is called.
   void share() { shared_ = true; }
 
+  // Forgets what is known about operators, since one of PyTorch's own has got another kernel.
+  void relearn() { operators_.relearn(); }
+
   void forget() {
     describer_.signatures.clear();
     observation_.identities.clear();
@@ -186,7 +189,7 @@ class Interposer {
     if (inside_ != 0) return false;  // a kernel has started its own backward pass
     Turn turn(lock_, shared_);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // which came while it waited
-    FastPathScope inside(*this);
+    FastPathScope inside(*this, turn);
     ledger.collect_dead();
     Version* found = versions_.of(gradient);
     if (found == nullptr || !found->resident || found->needed_by) return false;
@@ -197,6 +200,26 @@ class Interposer {
   }
 
   Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
+
+  // Called when code of the program is about to run in the middle of an operator (`runtime/dispatch/turns.py`): this thread
+  // leaves the fast path until `rejoin`. Returns whether it was there, and no other thread used the session.
+  bool leave() {
+    if (inside_ != PyThread_get_thread_ident()) return false;
+    inside_ = 0;
+    return true;
+  }
+  // Returns false if it must be called again, as another thread is about to share the fast path.
+  bool rejoin() {
+    Ref reasons = attribute(reasons_.get(), "all");
+    bool others = checked_truth(PySet_Contains(reasons.get(), checked(PyUnicode_FromString("threads")).get()));
+    if (others && !shared_ && device.is_cpu()) return false;
+    if (others || shared_) {
+      for (FastPathScope* scope = scope_; scope != nullptr; scope = scope->outer()) scope->turn().begin_sharing();
+    } else {
+      inside_ = PyThread_get_thread_ident();
+    }
+    return true;
+  }
 
   // Returns true if another thread is on the fast path.
   bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
@@ -239,15 +262,31 @@ class Interposer {
   // Marks a thread that is on the fast path, which takes no lock as long as there are no others.
   class FastPathScope {
    public:
-    explicit FastPathScope(Interposer& interposer) : interposer_(interposer) {
+    FastPathScope(Interposer& interposer, Turn& turn)
+        : interposer_(interposer), turn_(turn), outer_(std::exchange(scope_, this)), before_(interposer.inside_) {
       if (!interposer.shared_) interposer.inside_ = PyThread_get_thread_ident();
     }
-    ~FastPathScope() { interposer_.inside_ = 0; }
+    ~FastPathScope() {
+      if (scope_ == this) scope_ = outer_;
+      interposer_.inside_ = interposer_.shared_ ? 0 : before_;
+    }
     FastPathScope(const FastPathScope&) = delete;
+
+    FastPathScope* outer() const { return outer_; }
+    Turn& turn() const { return turn_; }
 
    private:
     Interposer& interposer_;
+    Turn& turn_;
+    FastPathScope* outer_;  // an operator in whose middle this one was called, by code of the program
+    unsigned long before_;
   };
+  static inline thread_local FastPathScope* scope_ = nullptr;  // this thread's innermost one
+
+  static bool checked_truth(int found) {
+    if (found < 0) raise();
+    return found != 0;
+  }
 
   // Returns false if the operator must be handled in Python.
   bool in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed) {
@@ -255,7 +294,7 @@ class Interposer {
     if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival)) return true;
     Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
-    FastPathScope inside(*this);
+    FastPathScope inside(*this, turn);
     if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // which came while it waited
     bool done;
     try {

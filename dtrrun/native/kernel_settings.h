@@ -28,6 +28,7 @@ namespace dtrrun {
 struct KernelSetting {
   int (*read)(at::Context&);
   void (*write)(at::Context&, int);
+  bool each_thread = false;  // each thread has its own
 };
 
 // Returns what `torch.set_flush_denormal` has set for this thread.
@@ -44,12 +45,14 @@ inline bool flushes_denormal() {
                                   [](at::Context& context, int value) { (void)context; set; }}
 
 inline constexpr KernelSetting GENERAL_SETTINGS[] = {
-    DTRRUN_SETTING(c10::GradMode::is_enabled(), c10::GradMode::set_enabled(value != 0)),
+    {[](at::Context&) -> int { return c10::GradMode::is_enabled(); },
+     [](at::Context&, int value) { c10::GradMode::set_enabled(value != 0); }, true},
     DTRRUN_SETTING(context.userEnabledMkldnn(), context.setUserEnabledMkldnn(value != 0)),
     // Without warn-only, some kernels raise.
     DTRRUN_SETTING(context.deterministicAlgorithms() | context.deterministicAlgorithmsWarnOnly() << 1,
                    context.setDeterministicAlgorithms((value & 1) != 0, (value & 2) != 0)),
-    DTRRUN_SETTING(flushes_denormal(), context.setFlushDenormal(value != 0)),
+    {[](at::Context&) -> int { return flushes_denormal(); },
+     [](at::Context& context, int value) { context.setFlushDenormal(value != 0); }, true},
     DTRRUN_SETTING(at::get_num_threads(), at::set_num_threads(value)),
     DTRRUN_SETTING(static_cast<int>(c10::typeMetaToScalarType(c10::get_default_dtype())),
                    c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(value)))),
@@ -98,6 +101,14 @@ class KernelState {
       if (!is_last()) recent.last = interned(found);
     }
     return recent.last;
+  }
+
+  // Returns whether making these settings current would change any for other threads.
+  bool changes_others() const {
+    KernelState present = read(general_, on_cpu_);
+    for (size_t place = 0; place < GENERAL; place++)
+      if (GENERAL_SETTINGS[place].each_thread) present.values_[place] = values_[place];
+    return !(present == *this);
   }
 
   // Makes these settings current. Returns the previous ones.

@@ -34,6 +34,11 @@ class OperatorTable {
     return info;
   }
 
+  // Makes the table ask about each operator once more.
+  void relearn() {
+    for (auto& [schema, info] : facts_) info.func = Ref();
+  }
+
   // Returns null if the session has not seen it.
   OperatorInfo* find(const c10::OperatorHandle& op) {
     auto known = facts_.find(&op.schema());

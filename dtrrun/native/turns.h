@@ -1,4 +1,7 @@
 // Turns at the ledger, if several threads use the session: the thread whose turn it is holds the slow path's lock.
+//
+// Code of the program never runs in a turn: it may wait for another thread of the program, which may wait for its turn.
+// `runtime/dispatch/turns.py` says where code of the program is called, and how its thread gives up its turn meanwhile.
 #pragma once
 
 #include <exception>
@@ -7,18 +10,19 @@
 
 namespace dtrrun {
 
-// The lock of the slow path, which is reentrant. Waiting for it releases the GIL.
+// The lock of the slow path (`TurnLock`), which is reentrant. Waiting for it releases the GIL.
 class Lock {
  public:
   explicit Lock(PyObject* slow_path)
       : acquire_(attribute(attribute(slow_path, "lock").get(), "acquire")),
-        release_(attribute(attribute(slow_path, "lock").get(), "release")) {}
+        release_(attribute(attribute(slow_path, "lock").get(), "release")),
+        wait_(attribute(attribute(slow_path, "lock").get(), "wait")) {}
 
   // Returns how long it waited, in ns. Raises what a signal handler raises meanwhile.
   int64_t acquire() const {
     if (checked(PyObject_CallOneArg(acquire_.get(), Py_False)).get() == Py_True) return 0;
     int64_t started = now_ns();
-    checked(PyObject_CallNoArgs(acquire_.get()));
+    checked(PyObject_CallNoArgs(wait_.get()));
     return now_ns() - started;
   }
   void release() const {
@@ -26,7 +30,7 @@ class Lock {
   }
 
  private:
-  Ref acquire_, release_;
+  Ref acquire_, release_, wait_;
 };
 
 class Held {
@@ -52,6 +56,13 @@ class Turn {
   Turn(const Turn&) = delete;
 
   bool shared() const { return shared_; }
+
+  // Called in a turn that has not waited for others, once there are any.
+  void begin_sharing() {
+    if (shared_) return;
+    waited_ns += lock_.acquire();
+    shared_ = true;
+  }
 
   // Lets other threads have their turns until `resume`.
   void pause() const { lock_.release(); }

@@ -167,6 +167,8 @@ class Access:
     def _hand_out(self, tensor: torch.Tensor, escapes: bool) -> None:
         with self._slow_path.lock, self._slow_path.telling():
             version = self._version(tensor)
+            while version is not None and self._slow_path.turns.wait_for_replays([version]):
+                version = self._version(tensor)
             if version is not None:
                 why = "handed out" if escapes else "written outside"
                 self._dtr.mutation.written_outside(version, why, escapes=escapes)

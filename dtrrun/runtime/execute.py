@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter_ns as now_ns
@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import Operation, Overwritten
+from dtrrun.core.graph import Operation, Overwritten, Version
 from dtrrun.runtime.dispatch.arguments import fill, outputs_of, over
+from dtrrun.runtime.dispatch.kernels import Again
 from dtrrun.runtime.guards import autocasting, silently
 from dtrrun.runtime.rng import replaying
+
+GiveUp = Callable[[Sequence[Version]], AbstractContextManager[None]]
 
 
 class Executor:
@@ -29,6 +32,8 @@ class Executor:
         """native: the extension. memory: see `core.backend`. device: the session's. between: called between
         replayed operators."""
         self._native, self._memory, self._device, self.between = native, memory, device, between
+        self.given_up: GiveUp = lambda _: nullcontext()
+        """Context for code of the program, in which other threads have their turns (`Turns.given_up`)."""
 
     def below(self) -> AbstractContextManager[None]:
         """A context beneath autograd and all modes, where the operators first ran."""
@@ -78,7 +83,9 @@ class Executor:
         args = [fill(arg, feed) for arg in template]
         kwargs = {name: fill(arg, feed) for name, arg in named.items()} if named else {}
         started = now_ns()
-        result = self._device.replay(operation, lambda: self._call(operation, args, kwargs))
+        unlocked = not taken and self._needs_no_lock(operation)
+        with self.given_up(operation.inputs) if unlocked else nullcontext():
+            result = self._device.replay(operation, lambda: self._call(operation, args, kwargs))
         cost = now_ns() - started
         results = outputs_of(result, [])
         made = [
@@ -86,6 +93,19 @@ class Executor:
             for where in operation.places
         ]
         return made, cost
+
+    def _needs_no_lock(self, operation: Operation) -> bool:
+        """Return whether to run an operator without the lock.
+
+        Its kernel is not PyTorch's own, and may wait for another thread; and it changes nothing that other
+        threads see.
+        """
+        operator = operation.signature.operator
+        if not operator.foreign:
+            return False
+        func, _, _, drawn, state, _ = operation.recorded
+        changes = drawn or self._native.changes_others(state)
+        return not (changes or (isinstance(func, Again) and func.reading.changes()))
 
     def _call(self, operation: Operation, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Run the operator with the settings and the random state of its first run."""

@@ -79,9 +79,12 @@ def use_extension(native: Any) -> None:
     _WayIn.key, _WayIn.keys = _C._dispatch_key_parse(native.key()), _keys(native.key())
 
 
-def silently(function: Callable[[], Any]) -> Any:
-    """Call a function that runs operators, suppressing their warnings: the program has had these."""
-    return _extension.silently(function)
+def silently(function: Callable[[], Any], *, recorded: bool = True) -> Any:
+    """Call a function that runs operators, suppressing their warnings: the program has had these.
+
+    recorded: whether PyTorch's profiler may see them.
+    """
+    return _extension.silently(function, recorded)
 
 
 def without_our_key(keys: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dtrrun.runtime.dispatch.kernels import replaces_own_kernel
+
 aten = torch.ops.aten
 
 # Outputs are wholly or partly uninitialised: no recipe until something overwrites them completely.
@@ -240,7 +242,7 @@ class Operator:
         name: str = schema.name
         namespace = name.partition("::")[0]
         tags = func.tags
-        self.foreign = namespace not in OWN_NAMESPACES
+        self.foreign = namespace not in OWN_NAMESPACES or replaces_own_kernel(func)
         self.name = name.replace("::", ".")
         # Inference mode passes these on whole; outside it, we see the operators that they decompose into.
         self.composite = _has_kernel(func, "CompositeImplicitAutograd") and not (

@@ -25,6 +25,7 @@ from dtrrun.runtime.costs import Costs, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.turns import TurnLock
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.guards import below, interposed
@@ -80,7 +81,7 @@ class Session:
         self.error: dict[str, Any] | None = None
         self.running = False
         self.ending = False  # the process ends, and the figures are published for the last time
-        self._lock = threading.RLock()
+        self._lock = TurnLock(self.alert)
         self._operator_ended = threading.Condition(self._lock)
         self.device = devices.choose(settings)
         self._recorder = optional.recorder(settings)
@@ -88,11 +89,12 @@ class Session:
         self._native = native.load(settings)
         storage.use_extension(self._native)
         self._heap = self._make_heap()
+        executor = Executor(self._native, self.device.memory, self.device, self._between_replays)
         self.dtr = DTR(
             native.policy(self._native, settings),
             graph_of(self._native),
             self.device.memory,
-            Executor(self._native, self.device.memory, self.device, self._between_replays),
+            executor,
             budget_bytes=settings.budget_bytes,
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
@@ -129,6 +131,7 @@ class Session:
             too_small=self._too_small,
             native=self._native,
         )
+        executor.given_up = self.slow_path.turns.given_up
         self.device.connect(self.dtr, self.slow_path, self.warn, self.alert)
         self.interposer = self.device.make_interposer(
             self._native, self.slow_path, self._threaded, self.alert
@@ -372,7 +375,8 @@ class Session:
     def _collect_garbage(self) -> None:
         # The program's finalizers run here. Their operators are intercepted like any others, except in the
         # middle of a rematerialization.
-        with nullcontext() if self.dtr.eviction.replaying else interposed():
+        seen = nullcontext() if self.dtr.eviction.replaying else interposed()
+        with self.slow_path.turns.given_up(), seen:
             gc.collect()
 
     # -- time ------------------------------------------------------------------------------------
@@ -468,7 +472,7 @@ class Session:
         What does not fit is left to each child: here, something else would be evicted for it. The lock keeps
         other threads from being in the middle of a change, half of which the child would inherit.
         """
-        self._lock.acquire()
+        self._lock.__enter__()
         if self.running and self.device.type == "cpu":  # a forked child can't use its parent's CUDA
             with suppress(torch.OutOfMemoryError):
                 self.dtr.rematerializer.restore_all(fitting=True)

@@ -81,6 +81,13 @@ def by_shape_function(
     func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
 ) -> int | None:
     """Like `predict`, using PyTorch's own shape functions, which run the operator on meta tensors."""
+    run = partial(_by_shape_function, func, operator, template, kwargs, geometries)
+    return silently(run, recorded=False)  # type: ignore[no-any-return]
+
+
+def _by_shape_function(
+    func: Any, operator: Operator, template: list[Any], kwargs: dict[str, Any], geometries: list[Geometry]
+) -> int | None:
     workspace = operator.opaque_output >= 0
     if operator.name == "aten.mkldnn_rnn_layer":
         workspace = torch.is_grad_enabled()  # the program's, which `below` changes
@@ -101,7 +108,7 @@ def by_shape_function(
             if named.get("pin_memory"):
                 named["pin_memory"] = False
             with unmoved() if operator.foreign else nullcontext():
-                result = silently(partial(func, *args, **named))
+                result = func(*args, **named)
             made = made_by(result, {storage_of(tensor)._cdata for tensor in tensors})
             nbytes = sum(size_of(storage_of(tensor)) for tensor in made)
             if operator.reduces:

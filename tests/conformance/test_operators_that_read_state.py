@@ -183,6 +183,25 @@ def grow(total: torch.Tensor, x: torch.Tensor) -> None:
     total += x * table["number"]
 
 
+def test_a_kernel_of_theirs_in_place_of_one_of_pytorchs():
+    """The operator has run before, and does so again once the kernel is gone."""
+
+    def program():
+        x = torch.rand(64, 32)
+        kept = [torch.erf(x)]
+        with torch.library._scoped_library("aten", "IMPL") as library:
+            library.impl("erf", lambda x: x * table["number"], "CPU")
+            for step in range(3):
+                changed(step + 1)
+                kept += chain(torch.erf(x), 1)
+        return kept, torch.erf(x), *chain(x, 2)
+
+    expected = plain(program)
+    found, report = run_inside(program, 1, over_budget="warn")
+    assert_same(expected, found, "under stress")
+    assert READS_STATE in {one["reason"] for one in report["pinned"]}
+
+
 def test_a_kernel_that_writes_to_an_argument():
     def program():
         kept = []

@@ -166,6 +166,11 @@ class TensorCall(Call):
                 found.append(None)
         return found
 
+    def changed(self) -> list[Version]:
+        """Return the versions that it will write to."""
+        changed = [self.versions[holes[0]] for holes in self.written.values()]
+        return changed + [self.versions[hole] for hole in self.statistics] if self.statistics else changed
+
     def is_leaf(self, place: int) -> bool:
         tensor = self.tensors[self.writes[place][0]]
         return tensor.requires_grad and is_leaf(tensor)

@@ -18,7 +18,8 @@ from dtrrun.core.graph import TENSOR_SLOT, Overwritten, Signature, Version
 from dtrrun.runtime import formulas, rng, storage
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
-from dtrrun.runtime.dispatch.threads import Threads, joins, wait_while
+from dtrrun.runtime.dispatch.threads import Threads, joins
+from dtrrun.runtime.dispatch.turns import wait_while
 from dtrrun.runtime.guards import without_our_key
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches

@@ -73,7 +73,10 @@ PURE = {
 """Libraries whose functions, other than those in `IMPURE`, depend on nothing but their arguments, the random
 generators and the settings that replays restore."""
 
-IMPURE = {"numpy.random", "torch.random", "torch.distributed"}
+IMPURE = {
+    *("numpy.random", "torch.random", "torch.distributed"),
+    *("torch.initial_seed", "torch.get_rng_state", "torch.default_generator"),
+}
 IMPURE_BUILTINS = {"eval", "exec", "globals", "id", "input", "open", "__import__", "breakpoint"}
 
 CONSTANTS = (
@@ -88,6 +91,9 @@ _CACHED = type(functools.cache(len))
 _MISSING = object()
 KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 """The dispatch keys of kernels that may run beneath the interposer."""
+
+OWN = {"aten::_foreach_mm"}
+"""Operators for which PyTorch itself has a kernel in Python."""
 
 _registered: dict[str, Any] = {}
 """Kernels that have been registered during sessions, by `torch.library`'s names for them."""
@@ -104,6 +110,12 @@ def note(name: str, kernel: Any) -> None:
 def has_python_kernel(func: Any) -> bool:
     """Return whether an operator's kernel is a Python function: only operators read what that keeps."""
     return any(name in in_python for name in _names_of(func))
+
+
+def replaces_own_kernel(func: Any) -> bool:
+    """Return whether the program has given one of PyTorch's operators a kernel in Python."""
+    name = func._schema.name
+    return name.startswith("aten::") and name not in OWN and has_python_kernel(func)
 
 
 def reading_of(func: Any, known: Reading | None) -> Reading | None:
@@ -190,12 +202,16 @@ class Reading:
 
     def is_current(self) -> bool:
         """Return whether everything outside is as it was."""
-        return self.settled and all(one.now() is one.value for one in self.outside)
+        return self.settled and not self.changes()
+
+    def changes(self) -> list[tuple[_Outside, Any]]:
+        """Return what stands for something else now, and for what."""
+        return [(one, now) for one in self.outside if (now := one.now()) is not one.value]
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Context for a replay: what the kernel reads is as it was when the operator first ran."""
-        changed = [(one, now) for one in self.outside if (now := one.now()) is not one.value]
+        changed = self.changes()
         try:
             for one, _ in changed:
                 one.put(one.value)

@@ -12,6 +12,7 @@ from dtrrun.core.backend import Policy
 from dtrrun.core.heuristics import AUTO, FIRST
 from dtrrun.native import build, ways_in
 from dtrrun.runtime import guards
+from dtrrun.runtime.patches import registry
 from dtrrun.settings import RuntimeSettings
 
 
@@ -33,6 +34,7 @@ def _take_way_in(extension: ModuleType) -> None:
     except (ways_in.Closed, ValueError) as error:
         raise RuntimeError(f"dtrrun: {error}") from None
     guards.use_extension(extension)
+    registry.use_extension(extension)
 
 
 def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy:

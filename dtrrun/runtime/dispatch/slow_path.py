@@ -34,6 +34,7 @@ from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.kernels import Reading, has_python_kernel, reading_of
 from dtrrun.runtime.dispatch.outputs import new_storages
 from dtrrun.runtime.dispatch.signatures import Signatures, list_key
+from dtrrun.runtime.dispatch.turns import TurnLock, Turns
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below, program_autocast
 from dtrrun.runtime.operators import PACKED_NAMESPACES, Operator, operator_of
@@ -98,7 +99,7 @@ class SlowPath:
         self,
         dtr: DTR,
         signatures: Signatures,
-        lock: threading.RLock,
+        lock: TurnLock,
         ended: threading.Condition,
         *,
         device: Any,
@@ -125,6 +126,7 @@ class SlowPath:
         self.operators: dict[int, Operator] = {}
         """By the overload's id, since hashing an overload calls Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
+        self.turns = Turns(lock, ended, self.reasons, native)
         self.next_tick = 0  # ns
         self.operators_ns = 0  # time in the program's own operators
         self.bookkeeping_ns = 0  # our time, without rematerializations and evictions
@@ -147,6 +149,15 @@ class SlowPath:
         """Return the facts about an operator seen for the first time."""
         operator = self.operators[id(func)] = operator_of(func)
         return operator
+
+    def learn_anew(self, names: set[str]) -> None:
+        """Forget the facts about PyTorch's own operators among these, since their kernels have changed."""
+        known = [(key, one) for key, one in self.operators.items() if one.name in names]
+        if any(one.name.startswith("aten.") for _, one in known):
+            for key, _ in known:
+                del self.operators[key]
+            operator_of.cache_clear()
+            self._native.relearn()
 
     # -- running an operator ---------------------------------------------------------------------
 
@@ -175,6 +186,8 @@ class SlowPath:
             with self.lock:
                 while True:
                     call = self._describe(operator, func, args, kwargs)
+                    if self.turns.wait_for_replays(call.changed()):
+                        continue  # its inputs have other versions now
                     try:
                         if any(one.about_to_run(call) for one in self._own_composites()):
                             continue  # its inputs have other versions now
@@ -227,8 +240,12 @@ class SlowPath:
         cost = call.ended - call.started
         own = self._native.own_ns(cost) if timed else cost
         with self.lock:
-            drawn = call.rng is not None and operator.foreign and self.shared
-            drawn = drawn and rng.moved(call.rng)
+            drawn = False
+            if operator.foreign and call.rng is not None:
+                if rng.moved(call.rng):
+                    drawn = self.shared
+                else:
+                    call.rng = None  # it does not draw
             call.result = result
             composites = self._own_composites()
             for one in composites:
@@ -588,7 +605,7 @@ class SlowPath:
 
         The caller holds the lock, which is released meanwhile. Returns False if there is none, or on timeout.
         """
-        if not self.ledger.others_reserve():
+        if not (self.ledger.others_reserve() or self.turns.others()):
             return False
         self.waiting += 1
         try:

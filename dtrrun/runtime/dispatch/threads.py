@@ -17,14 +17,11 @@ import sys
 import threading
 from collections.abc import Callable
 from threading import get_ident
-from time import monotonic, sleep
 from types import ModuleType
 from typing import Any
 
 from dtrrun.runtime.dispatch import visits
 
-PATIENCE_SECONDS = 30.0  # for an operator that does not return
-LOOK_SECONDS = 20e-6
 STARTERS = ("start_new_thread", "start_joinable_thread")  # of `_thread`; the second since Python 3.13
 
 UNREACHED = (
@@ -189,10 +186,3 @@ def joins() -> None:
     secondary = getattr(_here, "secondary", None)
     if secondary is not None:
         secondary.join()
-
-
-def wait_while(is_inside: Callable[[], bool]) -> None:
-    """Wait for an operator of another thread to end, within a time limit."""
-    ends = monotonic() + PATIENCE_SECONDS
-    while is_inside() and monotonic() < ends:
-        sleep(LOOK_SECONDS)

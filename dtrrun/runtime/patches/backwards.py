@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime.patches.engine import nodes_behind, replace_entrance
-from dtrrun.runtime.tracebacks import hide
+from dtrrun.runtime.patches.engine import nodes_behind, put_entrance, replace_entrance
+from dtrrun.runtime.patches.registry import Function
 
 _C: Any = torch._C
 _F: Any = torch._C._functorch
@@ -39,22 +39,16 @@ class Backwards:
         self._wanted, self._pin, self._watch, self._ended = wanted, pin, watch, ended
 
     def install(self) -> None:
-        wanted = self._wanted
+        self._original = replace_entrance(self._passing)
 
-        def run(
-            outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **more: Any
-        ) -> Any:
-            try:
-                return passes(outputs, gradients, keep, create, inputs, *args, **more)
-            except BaseException as error:
-                hide(error)
-                raise
+    def _passing(self, original: Function) -> Function:
+        wanted = self._wanted
 
         def passes(
             outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **more: Any
         ) -> Any:
             def engine() -> Any:
-                return self._original(outputs, gradients, keep, create, inputs, *args, **more)
+                return original(outputs, gradients, keep, create, inputs, *args, **more)
 
             if not wanted() or _C._current_graph_task_id() != -1:
                 return engine()
@@ -74,10 +68,10 @@ class Backwards:
             self._ended()
             return result
 
-        self._original = replace_entrance(run)
+        return passes
 
     def remove(self) -> None:
-        replace_entrance(self._original)
+        put_entrance(self._original)
 
     def _hooks(self, inputs: Iterable[Any]) -> list[Any]:
         """Return hooks that receive gradients with respect to `inputs` when the engine has them."""

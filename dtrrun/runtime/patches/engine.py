@@ -8,13 +8,20 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
+from dtrrun.runtime.patches.registry import Make, replacement
 
-def replace_entrance(run: Any) -> Any:
-    """Replace the entry point by `run`, which gets its arguments. Returns the original."""
+
+def replace_entrance(make: Make) -> Any:
+    """Replace the entry point by make(original), which gets its arguments. Returns the original."""
     original = graph._engine_run_backward
+    put_entrance(replacement(make, original))
+    return original
+
+
+def put_entrance(run: Any) -> None:
+    """Replace the entry point by `run`."""
     graph._engine_run_backward = run
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
-    return original
 
 
 def nodes_behind(outputs: Iterable[Any]) -> Iterator[Any]:

@@ -63,19 +63,23 @@ class Libraries:
     def _registering(self, original: Function) -> Function:
         def impl(library: Any, op_name: Any, *args: Any, **kwargs: Any) -> Any:
             name = op_name if isinstance(op_name, str) else op_name._schema.name
-            self._about_to_change({_named(f"{library.ns}::{name.rpartition('::')[2]}")})
+            names = {_named(f"{library.ns}::{name.rpartition('::')[2]}")}
+            self._about_to_change(names)
             made = original(library, op_name, *args, **kwargs)
             _note(library, op_name, *args, **kwargs)
+            self._slow_path.learn_anew(names)
             return made
 
         return impl
 
     def _destroying(self, original: Function) -> Function:
         def destroy(library: Any) -> Any:
-            self._about_to_change(_names(library._op_defs, library._op_impls))
+            names = _names(library._op_defs, library._op_impls)
+            self._about_to_change(names)
             if library.m is not None:
                 self._destroyed[id(library.m)] = library.m
-            return original(library)
+            original(library)
+            self._slow_path.learn_anew(names)
 
         return destroy
 
@@ -134,8 +138,9 @@ class Libraries:
         except BaseException:
             self._forgotten += forgotten
             raise
-        for _, remove in forgotten:
+        for removed, remove in forgotten:
             remove()
+            slow_path.learn_anew(removed)
 
 
 def _note(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **_: Any) -> None:

@@ -4,7 +4,8 @@ PyTorch and programs keep tables of functions: TorchScript's builtins, what `__t
 names in pickles, dictionaries filled when a module was imported. A replacement must be found in all of them,
 before, during and after the session. So a Python function stays the same object, and only its code is
 swapped. A C function gets a stand-in, which is equal to it and has its hash, name, documentation and
-signature.
+signature. The originals see the program's frame as their caller's, not ours: PyTorch's warnings name the line
+of the program, and filters by module match them (`native/entries.h`).
 
 Before adding a patch here, consider a hook, or a kernel registered with the dispatcher (`composites`), which
 replace nothing that Python sees.
@@ -19,19 +20,37 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ClassMethodDescriptorType, CodeType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 from torch import overrides
 from torch.jit import _builtins
 
-from dtrrun.runtime.tracebacks import hide, hiding
+from dtrrun.runtime.tracebacks import hide
 
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]
 """Given the original, returns the function to be called instead."""
 
 _MISSING = object()
-_WRAPPERS = (__file__, hiding.__code__.co_filename)  # their frames lie between a caller and our replacement
+
+
+def _entry(make: Make, original: Function, hide: Callable[..., None] | None, skips: bool) -> Function:
+    """Return what calls make(original), such that the original sees none of our frames (native/entries.h)."""
+    return _extension.entry(make, original, hide, skips)  # type: ignore[no-any-return]
+
+
+def replacement(make: Make, original: Function) -> Function:
+    """Return what to call in place of a function, which calls make(original)."""
+    return _entry(make, original, hide, False)
+
+
+_extension: Any = None
+
+
+def use_extension(native: Any) -> None:
+    """Make the following replacements with this extension."""
+    global _extension
+    _extension = native
 
 
 class Patches:
@@ -56,7 +75,7 @@ class Patches:
         if isinstance(function, FunctionType):
             layer = _Code(owner, name, function, make)
         elif inspect.isgetsetdescriptor(found):
-            read = hiding(make(found.__get__))
+            read = _entry(make, found.__get__, hide, False)
             layer = _Attribute(found, property(read, doc=found.__doc__), ((owner, name),))
         else:
             kind: type[StandIn] = MethodStandIn if hasattr(type(found), "__get__") else StandIn
@@ -125,7 +144,7 @@ def _all_layers() -> list[_Code | _Attribute]:
 def caller() -> FrameType:
     """Return the frame that called the replaced function. Called from a replacement."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename in _WRAPPERS:
+    while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     assert frame is not None
     return frame
@@ -147,7 +166,7 @@ class _Code:
         self._before = function.__code__
         self._active = True
         self.original = _copy(function)
-        self.call = make(self.original)
+        self.call = _entry(make, self.original, None, True)
         self._marked = "__wrapped__" not in function.__dict__
         if self._marked:  # signatures and sources are looked up there
             function.__dict__["__wrapped__"] = self.original
@@ -248,15 +267,8 @@ class StandIn:
         self.__wrapped__ = original
         self._owner = owner
         self._name = name
-        self.call = call = hiding(make(original))
+        self.call = call = _entry(make, original, hide, False)
         _dress(call, original)  # tensors' bound methods are made from `call`
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.call(*args, **kwargs)
-        except BaseException as error:
-            hide(error)
-            raise
 
     def __eq__(self, other: object) -> bool:
         if issubclass(type(other), StandIn):  # isinstance() would ask for __class__
@@ -295,6 +307,9 @@ class StandIn:
         return module
 
 
+setattr(StandIn, "__call__", vars(StandIn)["call"])  # noqa: B010 - a function would have a frame
+
+
 class MethodStandIn(StandIn):
     __slots__ = ()
     __doc__ = vars(StandIn)["__doc__"]  # otherwise the class would get its own
@@ -314,7 +329,7 @@ class ClassMethodStandIn(MethodStandIn):
         bound = StandIn.__new__(StandIn)
         bound.__wrapped__ = self.__wrapped__.__get__(None, cls)
         bound._owner, bound._name = cls, self._name
-        bound.call = functools.partial(self, cls)
+        bound.call = functools.partial(cast(Function, self), cls)
         return bound
 
 
