@@ -8,10 +8,12 @@ import threading
 import time
 import types
 
+import numpy as np
 import pytest
 import torch
 from programs import assert_same, chain, check_stress, plain, run_inside
 
+from dtrrun.runtime.dispatch.kernels import Reading
 from dtrrun.runtime.dispatch.slow_path import READS_STATE
 
 SPACE = "dtrrun_state"
@@ -108,6 +110,7 @@ STATEFUL = {
     "method": table["list"].copy and (lambda x, bound=table["list"].copy: x * bound()[0]),
 }
 LIBRARY = torch.library.Library(SPACE, "DEF")
+by_pybind = torch._C._autograd._enable_record_function
 BY_LIBRARY = {"library item": STATEFUL["item"], "library number": PURE["number"]}
 
 
@@ -159,6 +162,13 @@ def test_a_replay_sees_what_the_kernel_saw_or_the_results_stay():
     pinned = {one["reason"]: one["storages"] for one in report["pinned"]}
     assert {name for name in made if f"{SPACE}.{name}_" in evicted} == set(PURE)
     assert pinned[READS_STATE] > 2 * len(STATEFUL)
+
+
+@pytest.mark.parametrize(
+    "kernel", [lambda x: by_pybind(x), lambda x: np.add(x, 1), lambda x: int.from_bytes(x, "big")]
+)
+def test_code_that_is_not_pythons_is_taken_to_be_pure(kernel):
+    assert Reading([kernel]).pure
 
 
 @pytest.mark.parametrize("name", BY_LIBRARY)

@@ -19,7 +19,7 @@ from dtrrun.runtime import formulas, rng, storage
 from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
 from dtrrun.runtime.dispatch.threads import Threads, joins
-from dtrrun.runtime.dispatch.turns import wait_while
+from dtrrun.runtime.dispatch.turns import late, wait_while
 from dtrrun.runtime.guards import without_our_key
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
@@ -48,7 +48,7 @@ class Interposer:
     ) -> None:
         """noticed, alert: as `Threads` takes them."""
         self.native, self.slow_path = native, slow_path
-        self.threads = Threads(native, noticed, alert)
+        self.threads, self._alert = Threads(native, noticed, alert), alert
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
         self.updates = slow_path.signatures.updates
         self.mask = storage.MASK
@@ -204,7 +204,8 @@ class Interposer:
     def leave_fast_path(self, reasons: Reasons) -> None:
         """Make all operators take the slow path, and wait until no other thread is on the fast path."""
         reasons.add("threads")
-        wait_while(self.native.is_inside)
+        if not wait_while(self.native.is_inside):
+            self._alert(late(self.slow_path.home or 0))
 
     def look(self) -> None:
         """Enter threads whose start was not seen, and reinstall the fault handler."""

@@ -86,7 +86,9 @@ CONSTANTS = (
 STATELESS = (re.Pattern, torch.jit.ScriptFunction, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 """Classes of objects, other than functions, that compute from their arguments."""
 
-STATELESS_NAMES = {("numpy", "ufunc"), ("numpy", "dtype")}
+STATELESS_NAMES = {"ufunc", "dtype", "nb_func", "cython_function_or_method", "fused_cython_function"}
+"""The same, of NumPy, nanobind and Cython."""
+
 _CACHED = type(functools.cache(len))
 _MISSING = object()
 KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
@@ -274,7 +276,7 @@ class _Reader:
         if isinstance(value, CustomOpDef):
             return self.operator(value._qualname)
         kind = type(value)
-        known = isinstance(value, STATELESS) or (kind.__module__, kind.__name__) in STATELESS_NAMES
+        known = isinstance(value, STATELESS) or kind.__name__ in STATELESS_NAMES
         return self._require(known or kind.__module__.partition(".")[0] == "triton")
 
     def operator(self, name: str) -> None:
@@ -292,9 +294,11 @@ class _Reader:
         owner = function.__self__
         if owner is None or owner is builtins:
             return self._require(function.__name__ not in IMPURE_BUILTINS)
-        if not isinstance(owner, (ModuleType, type)):  # a method of an object
+        by_pybind = type(owner).__name__ == "PyCapsule" or type(owner).__module__.startswith("pybind11")
+        if not (by_pybind or isinstance(owner, (ModuleType, type))):  # a method of an object
             return self._require(_is_constant(owner))
-        name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+        of_class = function.__module__ or getattr(owner, "__module__", "")
+        name = owner.__name__ if isinstance(owner, ModuleType) else of_class
         root = name.partition(".")[0]
         return self._require(_is_pure(name) or root not in sys.stdlib_module_names)
 
@@ -385,7 +389,7 @@ def _is_constant(value: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     """Return whether an attribute of this class or object is just what its `__dict__` has, if that has it."""
     if isinstance(value, type):
-        return type(value) is type and not _is_pure(value.__module__)
+        return type(value) is type and value.__module__ != "builtins" and not _is_pure(value.__module__)
     kind: Any = type(value)
     if isinstance(value, (ModuleType, *STATELESS)) or not hasattr(value, "__dict__"):
         return False

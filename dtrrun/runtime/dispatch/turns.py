@@ -69,7 +69,7 @@ class TurnLock(_RLock):  # type: ignore[misc]
     def wait(self) -> bool:
         """Acquire the lock, which another thread has."""
         if not self.acquire(timeout=PATIENCE_SECONDS):
-            self.alert(_late(self._owner()))
+            self.alert(late(self._owner()))
             self.acquire()
         return True
 
@@ -141,12 +141,12 @@ class Turns:
         """
         if not self._away or self._reader_of(written) is None:
             return False
-        late = monotonic() + PATIENCE_SECONDS
+        ends = monotonic() + PATIENCE_SECONDS
         while (reader := self._reader_of(written)) is not None:
             self._ended.wait(POLL_SECONDS)
-            if monotonic() > late:
-                self._alert(_late(reader))
-                late = float("inf")
+            if monotonic() > ends:
+                self._alert(late(reader))
+                ends = float("inf")
         return True
 
     def _reader_of(self, written: Sequence[Version]) -> int | None:
@@ -157,14 +157,17 @@ class Turns:
         return None
 
 
-def wait_while(is_inside: Callable[[], bool]) -> None:
-    """Wait for an operator of another thread to end, within a time limit."""
+def wait_while(is_inside: Callable[[], bool]) -> bool:
+    """Wait for an operator of another thread to end. Returns False if that takes too long."""
     ends = monotonic() + PATIENCE_SECONDS
-    while is_inside() and monotonic() < ends:
+    while is_inside():
+        if monotonic() > ends:
+            return False
         sleep(LOOK_SECONDS)
+    return True
 
 
-def _late(owner: int) -> str:
+def late(owner: int) -> str:
     """Return a line that says for whom this thread waits."""
     names = {one.ident: repr(one.name) for one in threading.enumerate()}
     return LATE.format(
