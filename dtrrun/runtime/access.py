@@ -66,6 +66,16 @@ class Access:
             for version in locks:
                 self._dtr.recipes.pin(version, why)
 
+    def keep_weight(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor that will be trained: an evicted weight would have to come back for every use.
+
+        Raises BudgetError.
+        """
+        with _unnoticed(), suppress(NotImplementedError, RuntimeError):  # no plain storage
+            version = self._ledger.version_of(storage_of(tensor))
+        if version is not None and version.operation is not None:
+            self.pin(tensor, "parameter")
+
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until the returned function is called. Raises BudgetError."""
         with _unnoticed():

@@ -144,7 +144,7 @@ class Session:
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended, self._labels.stepped)
         self._access = Access(self.slow_path)
         self.interposer.touch = self._access.touched
-        self._gradients = Gradients(self._access.pin, self._native)
+        self._gradients = Gradients(self._access.pin, self._access.keep_weight, self._native)
         self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.evicted_bytes > 0)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)

@@ -324,3 +324,28 @@ def test_a_search_leaves_no_trace():
         program()
         with_locals()
         in_a_trace_function()
+
+
+def of_an_optimizer():
+    weights = [nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1) for _ in range(8)]
+    return weights, torch.optim.AdamW(weights)
+
+
+def of_a_module():
+    module = nn.ParameterList(nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1) for _ in range(8))
+    return [*module.parameters()], module
+
+
+def of_a_converted_module():
+    module = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8)]).double()
+    return [*module.parameters()], torch.optim.SGD(module.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("made", [of_an_optimizer, of_a_module, of_a_converted_module])
+def test_weights_stay_from_the_start(made):
+    """A weight that an operator has made could be computed again, but is needed all the time."""
+    with dtrrun.budget(BUDGET):
+        weights, _holder = made()
+        with pytest.raises(dtrrun.BudgetError) as caught:
+            refuse()
+    assert caught.value.pinned == {"parameter": sum(one.nbytes for one in weights)}

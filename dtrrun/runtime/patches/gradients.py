@@ -1,7 +1,7 @@
-"""Pins gradients of leaves as they arrive.
+"""Pins weights once modules and optimizers have them, and gradients of leaves as they arrive.
 
-The program reads them soon, when the weights that a replay would need have begun to change. Leaves are found
-when modules and optimizers register them, and when an operator receives one that is new to the ledger.
+The program reads gradients soon, when the weights that a replay would need have begun to change. Leaves are
+found when modules and optimizers register them, and when an operator receives one that is new to the ledger.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from dtrrun.runtime.patches.registry import Function, Patches
 class Gradients:
     """Hooks on leaves. `pin` is called with each gradient once it has been accumulated."""
 
-    def __init__(self, pin: Callable[[torch.Tensor, str], None], native: Any) -> None:
-        """native: the extension, for speed: thousands of gradients arrive in a step."""
-        self._pin = pin
+    def __init__(
+        self, pin: Callable[[torch.Tensor, str], None], keep: Callable[[torch.Tensor], None], native: Any
+    ) -> None:
+        """keep: called with each weight. native: the extension, for speed: thousands of gradients arrive in a
+        step."""
+        self._pin, self._keep = pin, keep
         self._patches = Patches()
         # A single object, so that it can be found among a leaf's hooks.
         self._hook = native.gradient_hook(self._arrived)
@@ -33,7 +36,7 @@ class Gradients:
     def install(self) -> None:
         def registered(_module: Any, _name: str, parameter: Any) -> None:
             if parameter is not None:
-                self.watch(parameter)
+                self._registered(parameter)
 
         self._registration = register_module_parameter_registration_hook(registered)
         self._patches.wrap(torch.optim.Optimizer, "add_param_group", self._adding)
@@ -43,7 +46,7 @@ class Gradients:
             original(optimizer, param_group)
             self.optimizers += 1
             for parameter in param_group["params"]:
-                self.watch(parameter)
+                self._registered(parameter)
 
         return add_param_group
 
@@ -53,6 +56,13 @@ class Gradients:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _registered(self, parameter: torch.Tensor) -> None:
+        self.watch(parameter)
+        with unseen():
+            trained = parameter.requires_grad and is_leaf(parameter)
+        if trained and not torch.nn.parameter.is_lazy(parameter):
+            self._keep(parameter)
 
     def watch(self, leaf: torch.Tensor) -> None:
         """Pin every gradient of `leaf` when it arrives."""
