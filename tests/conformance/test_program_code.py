@@ -200,16 +200,15 @@ def test_what_a_replay_reads_is_not_written_to_meanwhile():
         if sessions:
             under_way.set()
             go_on.wait(10)
-        return x + 1
+        return x.expand(512, 64) + 1
 
     def write():
         under_way.wait(10)
         threading.Timer(0.05, go_on.set).start()
         weight.mul_(2)
 
-    weight = torch.ones(64, 64)
+    weight = torch.ones(64)  # small: when it changes, a copy is kept for what was computed from it
     with dtrrun.budget(1 << 20, over_budget="warn") as session:
-        torch.ones(2) + 1
         thread = threading.Thread(target=write)
         y = slow(weight)
         session.set_budget(1)

@@ -32,6 +32,12 @@ row(
      "hazards_reducers::collectives_run_once"),
     ("what is in the table is replayed", "runtime.operators:_UNREPLAYABLE", (),
      "hazards_escapes::composite_operators_that_read_lengths"),
+    ("what a kernel in Python reads is never state", "runtime.dispatch.kernels:_Reader._require",
+     staticmethod(nothing),
+     "operators_that_read_state::a_replay_sees_what_the_kernel_saw_or_the_results_stay"),
+    ("what such a kernel has read is not put back", "runtime.dispatch.kernels:Reading.put_back",
+     lambda _: nullcontext(),
+     "operators_that_read_state::a_replay_sees_what_the_kernel_saw_or_the_results_stay"),
 )
 row(
     "DDP and FSDP",
@@ -42,6 +48,12 @@ row(
     "threads",
     ("nobody waits for others", "runtime.dispatch.slow_path:SlowPath.others_end", no,
      "hazards_room::who_finds_no_room_waits_for_the_others"),
+    ("kernels of the program run again under the lock", "runtime.execute:Executor._needs_no_lock", no,
+     "program_code::no_code_of_the_program_runs_under_our_lock"),
+    ("code of the program runs under the lock", "runtime.dispatch.turns:Turns.given_up",
+     lambda *_: nullcontext(), "program_code::no_code_of_the_program_runs_under_our_lock"),
+    ("what a replay reads is written to", "runtime.dispatch.turns:Turns.wait_for_replays", no,
+     "program_code::what_a_replay_reads_is_not_written_to_meanwhile"),
 )
 row(
     "fork",

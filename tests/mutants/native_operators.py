@@ -176,6 +176,8 @@ native(
      "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken"),
     ("nobody sees that a thread is on the fast path",
      "if («!interposer.shared_») interposer.inside_ = PyThread_get_thread_ident();", "false", ""),
+    ("who returns to the fast path takes no lock", "if («others || shared_») {", "false",
+     "program_code::a_replay_waits_for_a_thread_that_is_the_first_to_join"),
 )
 native(
     "threads", "core/operator.h",
