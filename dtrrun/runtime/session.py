@@ -21,6 +21,7 @@ from dtrrun.core.graph import Signature, Version
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, storage
 from dtrrun.runtime.access import Access
+from dtrrun.runtime.compiled.remedy import IN_A_BLOCK, IN_A_COMMAND, remedy
 from dtrrun.runtime.costs import Costs, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.signatures import Signatures
@@ -139,7 +140,7 @@ class Session:
         self._started_ns = now_ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
-        self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish)
+        self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish, self._remedy)
         self._labels = Labels(self.ledger)
         self.steps = StepClock(lambda: publish.totals(self), self._step_ended, self._labels.stepped)
         self._access = Access(self.slow_path)
@@ -339,6 +340,11 @@ class Session:
                 pass  # the folder has been removed, or the disk is full
         self.warn(text)
 
+    def _remedy(self) -> str:
+        """Return what to do about a compiled program, or "" if it is none."""
+        called = (*self.interposer.native_calls, *self.interposer.python_calls)
+        return remedy(called, IN_A_COMMAND if self.writer is not None else IN_A_BLOCK)
+
     def _too_small(
         self, error: BudgetError, inputs: Sequence[Version] = (), failed: Signature | None = None
     ) -> None:
@@ -353,7 +359,8 @@ class Session:
             expected += self.device.pool_growth_bytes() if expected else 0
             rows, holders = self._labels.searched(training)
             error.pinned, error.held_by = relabelled(error.pinned, rows), held_by(rows)
-            hints = self.device.hint(), hint(self.ledger, holders, error, failed, self.dtr.history)
+            found = hint(self.ledger, holders, error, failed, self.dtr.history)
+            hints = self.device.hint(), found, self._remedy()
             error.hint = ". ".join(filter(None, hints))
             error.explain(training.totals(), expected, how, self.ledger.device_type)
         except Exception:  # optimizers and tensors may be of any class; the program must get this error

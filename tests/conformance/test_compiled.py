@@ -291,6 +291,24 @@ def test_compile_eager_compiles_nothing(compile, anew):
     assert bool(compiles) == (compile == "auto")
 
 
+def test_one_graph_in_too_small_a_budget(anew):
+    """The error advises to run it eagerly, which needs no compilation, and less."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(4)))
+    compiled, x = torch.compile(model), torch.randn(512, 64)
+    compiled(x).sum().backward()
+    with pytest.raises(dtrrun.BudgetError, match=r'compile="eager"') as caught, dtrrun.budget("500kB"):
+        compiled(x).sum().backward()
+    assert "block.compile()" in caught.value.hint
+    model.zero_grad()
+    with dtrrun.budget("900kB", compile="eager") as session:
+        compiled(x).sum().backward()
+    report = session.report()
+    assert report["evictions"] > 0
+    assert not report["native"]["read_by_address"]
+    assert not any("inductor" in row["name"] for row in report["native"]["calls"])
+
+
 def test_what_the_compiler_looks_at_is_not_handed_out(anew):
     """It asks the inputs for their storages, as without dtrrun."""
     compiled = torch.compile(lambda x: x.sin() * 2, backend="aot_eager")

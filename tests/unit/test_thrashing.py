@@ -47,6 +47,13 @@ def test_what_the_first_steps_take_besides_is_not_recomputation(said):
     assert said == []
 
 
+def test_what_else_would_help_is_said(said):
+    settings = SimpleNamespace(max_slowdown=2.0, on_thrash="warn")
+    thrashing = Thrashing(settings, said.append, said.append, lambda: None, lambda: "Run it eagerly")
+    thrashing.watch(step(1, 1 * MS, 5 * MS))
+    assert said[0].endswith("a larger budget would help. Run it eagerly")
+
+
 def test_a_short_step_alone_is_not_worth_a_word(said):
     """With an optimizer per parameter, stepped in backward, the first steps are slow: operators are new."""
     thrashing = judge(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ class Eagerly:
 
     def install(self) -> None:
         self._patches.wrap(torch, "compile", self._compiling)
+        if "torch._dynamo" in sys.modules:  # something may have been compiled already
+            self._compile_nothing()
 
     def remove(self) -> None:
         self._patches.undo()
@@ -32,10 +35,11 @@ class Eagerly:
         def compile(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("fullgraph"):  # it would raise, even in flex_attention, which sets it itself
                 kwargs["fullgraph"] = False
-            if (
-                self._stance is None
-            ):  # only now: it imports Dynamo, as `torch.compile` does, which takes a second
-                self._stance = torch.compiler.set_stance("force_eager")
+            self._compile_nothing()  # only now: it imports Dynamo, as `torch.compile` does: a second
             return original(*args, **kwargs)
 
         return compile
+
+    def _compile_nothing(self) -> None:
+        if self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")

@@ -22,9 +22,11 @@ class Thrashing:
         warn: Callable[[str], None],
         alert: Callable[[str], None],
         publish: Callable[[], None],
+        remedy: Callable[[], str] = str,
     ) -> None:
+        """remedy: returns what else would help, or ""."""
         self._settings, self._warn, self._alert, self._publish = settings, warn, alert, publish
-        self._warning = ""
+        self._remedy, self._warning = remedy, ""
         self._window: dict[str, int] = {}  # sums over the steps since the last judgement
 
     def watch(self, step: dict[str, int], grace_ns: int = 0) -> None:
@@ -48,16 +50,19 @@ class Thrashing:
         if most is not None and self._settings.on_thrash == "stop":
             self._alert(
                 f"step {step['index']} takes {found:.1f} times as long as its own work: stopped "
-                "(--on-thrash stop); a larger budget would help"
+                f"(--on-thrash stop); {self._help()}"
             )
             self._publish()
             raise SystemExit(THRASHED)
         if not self._warning:
             self._warning = (
                 f"steps take more than {most or THRASHING:g} times as long as their own work ({steps}: "
-                f"{found:.1f} times), because they recompute so much; a larger budget would help"
+                f"{found:.1f} times), because they recompute so much; {self._help()}"
             )
         self._warn(self._warning)
+
+    def _help(self) -> str:
+        return ". ".join(filter(None, ("a larger budget would help", self._remedy())))
 
     def _add(self, step: dict[str, int]) -> int:
         """Add a step to the window. Return the index of the window's first step."""

@@ -1,0 +1,119 @@
+"""Every option and every verb, with programs of every kind: eager, compiled, of two threads, and of two processes."""
+
+import json
+
+import pytest
+
+PROGRAM = """
+import os, sys, threading, zlib, torch
+from torch import nn
+torch.set_num_threads(1)
+kind = sys.argv[1]
+STEPS = 4
+
+def model(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(8)))
+
+def train(net, run, seed, told):
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(seed))
+    for _ in range(STEPS):
+        loss = run(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        told.append(f"{seed} {loss.item().hex()}")
+    kept = torch.cat([one.detach().reshape(-1) for one in net.parameters()])
+    told.append(f"{zlib.crc32(bytes(kept.view(torch.uint8).tolist())):08x}")
+
+told = []
+if kind == "threads":
+    nets, several = [model(seed) for seed in range(2)], [[], []]
+    threads = [threading.Thread(target=train, args=(nets[i], nets[i], i, several[i])) for i in range(2)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+    told = several[0] + several[1]
+elif kind == "processes":
+    torch.distributed.init_process_group("gloo")
+    rank, net = torch.distributed.get_rank(), model(0)
+    train(net, nn.parallel.DistributedDataParallel(net), rank, told)
+    torch.distributed.destroy_process_group()
+    print(f"told {rank}", *told, flush=True)
+else:
+    net = model(0)
+    train(net, torch.compile(net) if kind == "compiled" else net, 0, told)
+if kind != "processes":
+    print("told", *told)
+"""
+
+KINDS = ("eager", "compiled", "threads", "processes")
+TIGHT = ("--budget", "2MB")
+OPTIONS = {
+    "watched": (*TIGHT, "--where", "--verify", "--trace", "run.trace.gz", "--html", "run.html"),
+    "limited": (
+        *(*TIGHT, "--heuristic", "h_dtr_eq", "--on-thrash", "stop", "--max-slowdown", "500"),
+        *("--return-memory", "always", "--cost", "model", "--ignore-small", "1%", "--live", "always"),
+    ),
+    "exceeded": (
+        *("--budget", "300kB", "--over-budget", "warn", "--heuristic", "lru", "--return-memory", "never"),
+        *("--sample", "--seed", "3", "--on-violation", "stop"),
+    ),
+    "eager": (*TIGHT, "--compile", "eager", "--heuristic", "h_next", "--quiet", "--remember"),
+    "stopped": (*TIGHT, "--max-steps", "2", "--heuristic", "h'(s=no,m=yes,c=eqclass)"),
+}
+
+
+def words_of(kind):
+    target = ("train.py", kind)
+    return ("torchrun", "--standalone", "--nproc-per-node", "2", *target) if kind == "processes" else target
+
+
+def told(ended):
+    return sorted(line for line in ended.out.splitlines() if line.startswith("told"))
+
+
+@pytest.fixture
+def expected(program, plain, request):
+    program("train.py", PROGRAM)
+    return lambda kind: told(
+        plain("torchrun", *words_of(kind)[1:]) if kind == "processes" else plain("python", *words_of(kind))
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_options(expected, dtrrun, tmp_path, kind, options):
+    ended = dtrrun(*OPTIONS[options], *words_of(kind))
+    assert ended.status == 0, ended.err
+    assert len(ended.processes) == (2 if kind == "processes" else 1)
+    if options == "stopped":
+        assert not told(ended)
+    else:
+        assert told(ended) == expected("eager" if (kind, options) == ("compiled", "eager") else kind)
+    for process in ended.processes:
+        assert process["evictions"] > 0
+        assert process["warnings"] == [] or options == "exceeded", process["warnings"]
+        assert options == "exceeded" or process["peak_bytes"] <= process["budget_bytes"]
+        assert bool(process["compiled"]["kernels"]) == (kind == "compiled" and options != "eager")
+        assert bool(process["places"]) == (options == "watched")
+    if options == "watched":
+        assert (tmp_path / "run.html").stat().st_size > 10_000
+        assert (tmp_path / "run.trace.gz").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verbs(expected, dtrrun, plain, kind, tmp_path):
+    expected(kind)  # writes the program
+    words = words_of(kind)
+    assert plain("python", "-m", "dtrrun", "record", "-o", "step.log", *words).status == 0
+    ended = plain("python", "-m", "dtrrun", "simulate", "step.log", "--budgets", "60%", "--json", "simulated.json")
+    assert ended.status == 0, ended.err
+    assert json.loads((tmp_path / "simulated.json").read_text())
+    ended = plain("python", "-m", "dtrrun", "smoke", *words)
+    assert ended.status == 0, ended.err + ended.out
+    ended = dtrrun("--budget", "2MB", *words)
+    ended = plain("python", "-m", "dtrrun", "report", "report.json")
+    assert ended.status == 0, ended.err
+    ended = plain("python", "-m", "dtrrun", "profile", *words)
+    assert ended.status == 0, ended.err + ended.out
