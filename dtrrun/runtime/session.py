@@ -33,6 +33,7 @@ from dtrrun.runtime.guards import below, interposed
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
+from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
@@ -469,7 +470,7 @@ class Session:
         self._thrashing.watch(self.steps.last)
         if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
             self._publish()
-            raise SystemExit(0)
+            end_script(0)
 
     # -- fork ------------------------------------------------------------------------------------
 

@@ -16,67 +16,85 @@ from torch import nn
 import dtrrun
 from tests.decisions.runs import apart, told
 
+Program = Callable[[], Any]
+"""Makes what exists before a session, and returns what to run inside it."""
 
-def of_layers() -> None:
+
+def of_layers() -> Program:
     model = mlp(4, 32, lambda: nn.BatchNorm1d(32), lambda: nn.Dropout(0.1))
-    train(model, batch, torch.optim.Adam(model.parameters()))
+    batches, optimizer = [batch() for _ in range(3)], torch.optim.Adam(model.parameters())
+    assert sum(one.untyped_storage().nbytes() for pair in batches for one in pair)  # Python has seen these
+    return lambda: train(model, iter(batches).__next__, optimizer)
 
 
-def compiled() -> None:
+def compiled() -> Program:
     torch._dynamo.reset()
     model = mlp(3, 32, lambda: nn.BatchNorm1d(32))
+    batches, optimizer = [batch() for _ in range(3)], torch.optim.SGD(model.parameters(), 0.1)
     run = torch.compile(model, backend="aot_eager")
-    train(run, batch, torch.optim.SGD(model.parameters(), 0.1))
+    return lambda: train(run, iter(batches).__next__, optimizer)
 
 
-def failing_to_compile() -> None:
+def failing_to_compile() -> Program:
     """After such an error, Dynamo goes on watching frames."""
     torch._dynamo.reset()
 
     def backend(graph: Any, inputs: Any) -> Any:
         raise NotImplementedError("my backend")
 
-    try:
+    with contextlib.suppress(torch._dynamo.exc.BackendCompilerFailed):
         torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.randn(8, 8))
-    except torch._dynamo.exc.BackendCompilerFailed:
-        of_layers()
+    return of_layers()
 
 
-def nested() -> None:
-    model = mlp(3)
-    parts = [torch.randn(rows, 32) for rows in (40, 20, 30)]
-    model(torch.nested.nested_tensor(parts, layout=torch.jagged)).values().sum().backward()
+def nested() -> Program:
+    model, parts = mlp(3), [torch.randn(rows, 32) for rows in (40, 20, 30)]
+    return lambda: model(torch.nested.nested_tensor(parts, layout=torch.jagged)).values().sum().backward()
 
 
-def threaded() -> None:
-    thread = threading.Thread(target=of_layers)
-    thread.start()
-    thread.join()
+def threaded() -> Program:
+    thread = threading.Thread(target=of_layers())
+    return lambda: (thread.start(), thread.join())
 
 
-def handing_out() -> None:
-    made = mlp(4)(torch.randn(64, 32))
-    array = made.detach().numpy()
-    copy.deepcopy(mlp(2))(made).sum().backward()
-    array[0] = 1
+def handing_out() -> Program:
+    model, x = mlp(4), torch.randn(64, 32)
+
+    def run() -> None:
+        made = model(x)
+        array = made.detach().numpy()
+        copy.deepcopy(model)(made).sum().backward()
+        array[0] = 1
+
+    return run
 
 
-def refused() -> None:
-    with contextlib.suppress(dtrrun.BudgetError):
-        kept = [nn.Parameter(torch.randn(256, 64)).sin() for _ in range(12)]
-        kept[0].add(torch.cat(kept).sum())
-    of_layers()
+def refused() -> Program:
+    run = of_layers()
+
+    def refuse() -> None:
+        with contextlib.suppress(dtrrun.BudgetError):
+            kept = [nn.Parameter(torch.randn(256, 64)).sin() for _ in range(12)]
+            kept[0].add(torch.cat(kept).sum())
+        run()
+
+    return refuse
 
 
-def in_mixed_precision() -> None:
-    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        kept = [torch.randn(512, 32)]
-        for layer in mlp(6):
-            kept.append(layer(kept[-1]))
-        kept[1].float().add(kept[-1].float().sum())
+def in_mixed_precision() -> Program:
+    model, x = mlp(6), torch.randn(512, 32)
+
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+            kept = [x]
+            for layer in model:
+                kept.append(layer(kept[-1]))
+            kept[1].float().add(kept[-1].float().sum())
+
+    return run
 
 
-PROGRAMS: tuple[Callable[[], None], ...] = (
+PROGRAMS: tuple[Callable[[], Program], ...] = (
     *(of_layers, compiled, failing_to_compile, nested, threaded, handing_out, refused, in_mixed_precision),
 )
 HEURISTICS = itertools.cycle(("h_dtr", "h_dtr_eq", "h_next", "lru"))
@@ -89,11 +107,12 @@ def decided(runs: list[tuple[int, str]]) -> list[str]:
     for place, heuristic in runs:
         for nbytes in (None, 400_000, 200_000):
             torch.manual_seed(1)
+            run = PROGRAMS[place]()
             over = "warn" if nbytes == 200_000 else "error"
             with dtrrun.budget(
                 nbytes, heuristic=heuristic, cost="model", device="cpu", quiet=True, over_budget=over
             ) as session:
-                PROGRAMS[place]()
+                run()
                 found.append(f"{PROGRAMS[place].__name__} {nbytes} {told(session)}")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.steps import MOST, overhead_ns, own_ns
 from dtrrun.settings import RuntimeSettings
 
@@ -53,7 +54,7 @@ class Thrashing:
                 f"(--on-thrash stop); {self._help()}"
             )
             self._publish()
-            raise SystemExit(THRASHED)
+            end_script(THRASHED)
         if not self._warning:
             self._warning = (
                 f"steps take more than {most or THRASHING:g} times as long as their own work ({steps}: "
