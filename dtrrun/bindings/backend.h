@@ -75,6 +75,9 @@ class PythonBackend : public Backend {
     Ref name = of == nullptr ? checked(PyUnicode_FromString(other)) : attribute(operator_of(of), "name");
     checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), name.get()));
   }
+  bool exceeds() override {
+    return checked(PyObject_CallMethod(part("eviction").get(), "exceeds", nullptr)).get() == Py_True;
+  }
   bool is_budget_error() const override { return is_error_of(attribute(part("eviction").get(), "BudgetError").get()); }
   bool is_loss() const override { return is_error_of(attribute(part("mutation").get(), "LostError").get()); }
   std::exception_ptr budget_error() override { return without_frames(); }

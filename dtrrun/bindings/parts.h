@@ -150,6 +150,11 @@ inline PyTypeObject* make_eviction_type(const std::string& module) {
          core_of_part(self).eviction.warn_only = value != nullptr && PyObject_IsTrue(value) == 1;
          return 0;
        }, nullptr, nullptr},
+      {"adapts", [](PyObject* self, void*) { return PyBool_FromLong(core_of_part(self).eviction.adapts); },
+       [](PyObject* self, PyObject* value, void*) {
+         core_of_part(self).eviction.adapts = value != nullptr && PyObject_IsTrue(value) == 1;
+         return 0;
+       }, nullptr, nullptr},
       {"evicted_by", [](PyObject* self, void*) { return guarded([&] { return core_of_part(self).tallies.evictions().release(); }); },
        nullptr, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},

@@ -96,6 +96,8 @@ class Backend : public Program {
   // Called when this many bytes, including what is reserved, do not fit. Returns if the budget may be exceeded; otherwise raises
   // the budget error. of: the signature of the operator that needs them, or null. name: what needs them if `of` is null.
   virtual void no_room(int64_t nbytes, const Signature* of, const char* name) = 0;
+  // Called when what is evicted can't be brought back within the limit. Returns whether the limit has been raised instead of an error.
+  virtual bool exceeds() { return false; }
   // Returns whether the exception being handled is the budget error.
   virtual bool is_budget_error() const = 0;
   // Returns whether it says that something is lost for good, since other code has overwritten what it was computed from.

@@ -61,7 +61,8 @@ class DTR:
         out_of_memory: type[Exception],
         device_type: str = "cpu",
         warn_only: bool = False,
-        collect_garbage: Callable[[], Any] | None = gc.collect,
+        adapts: bool = False,
+        collect_garbage: Callable[..., Any] | None = gc.collect,
         modelled: bool = False,
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
@@ -85,7 +86,11 @@ class DTR:
         self.deallocation = classes.deallocation(self.ledger)
         self.garbage = Garbage(self.ledger, collect_garbage, modelled=modelled)
         self.eviction = classes.eviction(
-            self.ledger, budget_error=budget_error, warn_only=warn_only, garbage=self.garbage
+            self.ledger,
+            budget_error=budget_error,
+            warn_only=warn_only,
+            adapts=adapts,
+            garbage=self.garbage,
         )
         self.rematerializer = classes.rematerializer(
             self.ledger, self.recipes, self.eviction, executor, out_of_memory=out_of_memory

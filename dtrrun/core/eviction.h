@@ -12,6 +12,7 @@ class Eviction {
       : ledger_(ledger), recipes_(recipes), deallocation_(deallocation) {}
 
   bool warn_only = false;  // exceed the budget and count it, instead of raising
+  bool adapts = false;     // the limit rises to what has not fitted; otherwise everything is evicted at each operator, over the budget
   int64_t evictions = 0, evicted_bytes_total = 0, making_room_ns = 0;
   int64_t over_budget = 0;  // how often there was no room and the program went on
 
@@ -47,7 +48,7 @@ class Eviction {
         if (recipes_.secure(victim.get())) evict(victim.get(), storage);  // otherwise it is a constant now
       } else if (ledger_.some_died()) {
         ledger_.collect_dead();
-      } else if (!ledger_.backend.collect_garbage()) {
+      } else if (most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: it would not fit into empty memory
         done = false;
         break;
       }
@@ -59,10 +60,13 @@ class Eviction {
   // Returns whether a version may be evicted, provided that its recipe can be secured.
   bool may_be_evicted(const Version* one) const {
     if (one->locks != 0 || !one->resident || one->constant()) return false;
-    // Without the exception, one rematerialization could take exponential time under a budget that can't be kept.
-    if (one->scratch) return !(warn_only && ledger_.replaying != 0);
+    // Without the exception, one rematerialization could take exponential time under a limit that can't be kept.
+    if (one->scratch) return !(goes_over() && ledger_.replaying != 0);
     return ledger_.backend.has_storage(one);  // if not, it has just died, and `collect_dead` accounts for it
   }
+
+  // Returns whether what does not fit is made all the same, above the limit.
+  bool goes_over() const { return warn_only && !adapts; }
 
   // Evicts this version, whatever its score. Returns whether that was possible.
   bool evict_if_possible(Version* one) {

@@ -9,6 +9,8 @@ from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import Decision, Ledger
 
+STEP_SHIFT = 4  # a sixteenth of the limit
+
 
 class Eviction:
     """Evicts until there is room."""
@@ -20,6 +22,7 @@ class Eviction:
     making_room_ns: int
     replaying: int  # rematerializations in progress
     warn_only: bool  # exceed the budget and count it, instead of raising
+    adapts: bool  # if so, raise the limit to what has not fitted, and keep to that from then on
     try_room: Callable[[int], bool]
     """Evict until this many more bytes fit into the budget. Returns whether they do."""
     evict_to: Callable[[int], bool]
@@ -30,13 +33,24 @@ class Eviction:
     """Evict this version, whatever its score. Returns whether that was possible."""
 
     def __init__(
-        self, ledger: Ledger, *, budget_error: type[Any], warn_only: bool = False, garbage: Garbage
+        self,
+        ledger: Ledger,
+        *,
+        budget_error: type[Any],
+        warn_only: bool = False,
+        adapts: bool = False,
+        garbage: Garbage,
     ) -> None:
         """budget_error: called with the operator, the bytes that it needs, the budget, the least sufficient
         budget, and the bytes that can't be evicted, by reason."""
         self._ledger, self.garbage = ledger, garbage
         self.BudgetError = budget_error
-        self.warn_only = warn_only
+        self.warn_only, self.adapts = warn_only, adapts
+        self._short_of, self._for = (
+            0,
+            "",
+        )  # the latest request without room: what would have had to fit
+        self.exceeded_by = ""  # the operator for which the limit was raised last
         self.reach = -1  # on a GPU: what tensors could use without fragmentation
         self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; has it grown?
 
@@ -54,13 +68,31 @@ class Eviction:
         Raises the budget error, or counts that the budget is exceeded.
         """
         ledger = self._ledger
+        self.garbage.hopeless = nbytes > ledger.limit and not self.replaying
         if self.reach >= 0 and (self._may_fit(nbytes) or (self.refresh() and self._may_fit(nbytes))):
             return  # the limit is an estimate: the allocator decides
         ledger.decided(Decision.REFUSED, nbytes, 0, 0)
-        if self.warn_only:
+        if self.warn_only and not self.adapts:
             self.over_budget += 1
             return
+        self._short_of, self._for = ledger.resident_bytes + nbytes, operator
+        if not self.replaying and self.exceeds():
+            return
         raise self.too_small(nbytes - ledger.reserved_bytes, operator)
+
+    def exceeds(self) -> bool:
+        """Under `warn`, raise the limit to what has not fitted, and return True.
+
+        What must stay and the largest operator then fit, and the program goes on as inside a budget of that
+        size. At least by a sixteenth, since each attempt to bring something back may take long.
+        """
+        if not self.adapts:
+            return False
+        ledger = self._ledger
+        ledger.exceed(max(self._short_of, ledger.limit + (ledger.limit >> STEP_SHIFT)))
+        self.over_budget += 1
+        self.exceeded_by = self._for
+        return True
 
     def _may_fit(self, nbytes: int) -> bool:
         return not (self.replaying and self._ledger.resident_bytes + nbytes > self.reach)

@@ -30,18 +30,28 @@ if TYPE_CHECKING:
 LOST = "computed from memory that was then written to outside of PyTorch"
 
 
-class LostError(RuntimeError):
-    """An evicted value is needed but cannot be recomputed, because code outside of PyTorch has written to
-    memory that it was computed from."""
+WHY_LOST = (
+    "dtrrun: an evicted tensor cannot be recomputed, because code outside of PyTorch has overwritten what it "
+    "was computed from: NumPy or another process wrote to memory that PyTorch does not own "
+    "(torch.from_numpy, torch.frombuffer), or a native extension wrote to a tensor that it was given. "
+    "Write with PyTorch (tensor.copy_), give that code a copy (.clone()), or keep the tensors that are "
+    "needed later in memory (session.pin)."
+)
+WHY_GIVEN_UP = (
+    "dtrrun: this tensor has no data any more. It was evicted when a block of dtrrun.budget ended by an "
+    "error, and was not read before the next block began."
+)
 
-    def __init__(self) -> None:
-        super().__init__(
-            "dtrrun: an evicted tensor cannot be recomputed, because code outside of PyTorch has overwritten "
-            "what it was computed from: NumPy or another process wrote to memory that PyTorch does not own "
-            "(torch.from_numpy, torch.frombuffer), or a native extension wrote to a tensor that it was "
-            "given. Write with PyTorch (tensor.copy_), give that code a copy (.clone()), or keep the tensors "
-            "that are needed later in memory (session.pin)."
-        )
+
+class LostError(RuntimeError):
+    """An evicted value is needed but cannot be recomputed.
+
+    Code outside of PyTorch has written to memory that it was computed from; or its block has ended by an
+    error, and another has begun.
+    """
+
+    def __init__(self, why: str = WHY_LOST) -> None:
+        super().__init__(why)
 
 
 LostError.__module__ = "dtrrun"  # the name that the program uses, also shown in tracebacks

@@ -5,12 +5,17 @@ back those of them that were evicted, and in the end the program is refused memo
 them. But a collection visits every object in the process, which takes a tenth of a second once torch has been
 imported, and most programs have no such garbage. So one runs
 
-- always before the program is refused memory;
+- before the program is refused memory;
 - before what was computed from a weight is brought back because the weight changes;
 - once more time has gone into recomputing than a few collections would take.
 
 The last two become ever rarer as long as collections free nothing, and so do those before a failure that the
-program does not notice.
+program does not notice. A program may be refused memory at every step, and go on with less: once `TRIES`
+collections in a row have freed nothing, a refusal is preceded by one that visits only the objects made since
+the last, which takes a millisecond, and by a full one at most in one `REST`th of the time.
+
+A program that has disabled the collector chooses itself when its finalizers run: it gets no collection, and
+the error says so.
 
 Where costs are modelled, decisions must not depend on measured times: time is then the ledger's clock, and a
 collection counts as `MODELLED_NS`. None runs for the last reason, and none for the second after one that
@@ -34,6 +39,8 @@ SHORT_REST = 4  # and after one that freed something
 LARGE_SHIFT = 3  # of the limit: before this much is brought back, SHORT_REST does not apply
 LEAST_SHIFT = 6  # of the limit: a collection that frees no more than this is fruitless
 MODELLED_NS = 100_000_000
+TRIES = 3  # fruitless full collections in a row, before a refusal waits as long as others do
+YOUNG = 1  # the generation of objects that few collections have visited
 BACKOFF = 10  # the wait is doubled at most so many times
 
 
@@ -43,11 +50,11 @@ class Garbage:
     def __init__(
         self,
         ledger: Ledger,
-        collect: Callable[[], Any] | None,
+        collect: Callable[..., Any] | None,
         *,
         modelled: bool = False,
     ) -> None:
-        """collect: runs a collection; None if there is nothing to collect. modelled: measured times have no
+        """collect: like `gc.collect`; None if there is nothing to collect. modelled: measured times have no
         effect."""
         self._ledger, self._collect = ledger, collect
         self._modelled = modelled
@@ -57,6 +64,7 @@ class Garbage:
         self._took_ns = 0
         self._ended_ns = 0  # when the last one ended
         self._last_ns = 0  # the same, on the clock that decides about the next
+        self.hopeless = False  # whether what was asked for last would not fit into empty memory
         self._age = -1  # the ledger's age at that moment
 
     def when_due(self) -> None:
@@ -74,7 +82,7 @@ class Garbage:
 
         Returns whether that was done.
         """
-        if self._collect is None or self._age == self._ledger.age:
+        if self._collect is None or not gc.isenabled() or self._age == self._ledger.age:
             return False
         if self._fruitless:
             if self._ledger.recomputed_ns < self._ledger.collection_due_ns:
@@ -89,38 +97,44 @@ class Garbage:
 
         certain: whether the program is refused memory otherwise.
         """
-        if self._collect is None:
+        if self._collect is None or not gc.isenabled():
             return False
-        idle = self._age == self._ledger.age or self._since() < REST * self._took_ns
-        if self._fruitless and idle and not certain:
+        if certain:
+            return self._before_refusing()[0] > 0
+        idle = self._age == self._ledger.age or self._is_early()
+        if self._fruitless and idle:
             return False
-        freed, _ = self._run()
-        return freed > 0
+        return self._run()[0] > 0
 
     def before_refusing(self, since_ns: int) -> bool:
         """Collect before the program is refused what it asked for at `since_ns`.
 
         Returns whether to try once more, because a collection has found something.
         """
-        if self._collect is None or self._ended_ns > since_ns:
+        if self._collect is None or not gc.isenabled() or self._ended_ns > since_ns:
             return False
-        freed, dropped = self._run()
+        freed, dropped = self._before_refusing()
         return freed > 0 or dropped > 0
+
+    def _before_refusing(self) -> tuple[int, int]:
+        if self.hopeless:
+            return 0, 0
+        if self._fruitless < TRIES or not self._is_early():
+            return self._run()
+        # Which objects are young depends on more than the program: not where every run has to decide alike.
+        return (0, 0) if self._modelled else self._freed_by(YOUNG)
+
+    def _is_early(self) -> bool:
+        return self._since() < REST * self._took_ns
 
     def _since(self) -> int:
         return (self._ledger.clock if self._modelled else now_ns()) - self._last_ns
 
     def _run(self) -> tuple[int, int]:
         """Collect. Returns the bytes freed, and those of evicted storages that have died."""
-        assert self._collect is not None
         ledger = self._ledger
-        ledger.collect_dead()
-        resident, evicted = ledger.resident_bytes, ledger.evicted_bytes
         started = now_ns()
-        self._collect()
-        self._ended_ns = now_ns()
-        ledger.collect_dead()
-        freed, dropped = resident - ledger.resident_bytes, evicted - ledger.evicted_bytes
+        freed, dropped = self._freed_by()
         worth = max(freed, 0) + max(dropped, 0)
         self._fruitless = 0 if worth > ledger.limit >> LEAST_SHIFT else min(self._fruitless + 1, BACKOFF)
         self._took_ns = MODELLED_NS if self._modelled else self._ended_ns - started
@@ -132,3 +146,13 @@ class Garbage:
             )
         self.collections += 1
         return freed, dropped
+
+    def _freed_by(self, *generation: int) -> tuple[int, int]:
+        assert self._collect is not None
+        ledger = self._ledger
+        ledger.collect_dead()
+        resident, evicted = ledger.resident_bytes, ledger.evicted_bytes
+        self._collect(*generation)
+        self._ended_ns = now_ns()
+        ledger.collect_dead()
+        return resident - ledger.resident_bytes, evicted - ledger.evicted_bytes

@@ -17,6 +17,7 @@ from dtrrun.core.observer import RESIZED, DecisionObserver, Observer
 
 UNLIMITED = 1 << 62
 INPUT_LOST = "input lost"
+GIVEN_UP = "given up with an earlier session"
 INPUT_MUTATED = "input mutated"
 COPIED = "old values of weights"
 SMALL_CONSTANT = 512  # bytes
@@ -129,6 +130,7 @@ class Ledger:
     def set_budget(self, budget_bytes: int | None) -> None:
         """Change the budget. This evicts nothing by itself."""
         self.budget_bytes = budget_bytes
+        self._exceeded = 0
         self.set_limit(UNLIMITED if budget_bytes is None else budget_bytes)
         self.look_outside()
         # Smaller storages are not worth a search, unless the budget requires it.
@@ -140,8 +142,25 @@ class Ledger:
 
     def set_limit(self, nbytes: int) -> None:
         """Set what tensors may take: the budget, or on a GPU what it leaves for them."""
-        self._limit = nbytes
-        self.limit = UNLIMITED if self.paused else nbytes
+        self._limit, self._granted = max(nbytes, self._exceeded), nbytes
+        self.limit = UNLIMITED if self.paused else self._limit
+
+    def exceed(self, nbytes: int) -> None:
+        """Let tensors take this much from now on, whatever the budget."""
+        self._exceeded = nbytes
+        self.set_limit(self._granted)
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether tensors may take more than the budget leaves for them."""
+        return self._exceeded > self._granted
+
+    @property
+    def exceeded_bytes(self) -> int:
+        """By how much the budget is exceeded at most: by the raised limit, or by what was in memory."""
+        if self.budget_bytes is None:
+            return 0
+        return max(self._exceeded - self._granted, self.peak_bytes - self.budget_bytes, 0)
 
     def look_outside(self) -> None:
         """Subtract from the limit what storages that no version counts take of the budget now."""
@@ -156,7 +175,7 @@ class Ledger:
 
     def _eviction_again(self) -> None:
         self.paused -= 1
-        self.set_limit(self._limit)
+        self.set_limit(self._granted)
 
     @property
     def evicting(self) -> bool:
@@ -219,6 +238,13 @@ class Ledger:
         self.note_peak(self.resident_bytes)
         if version.operation is not None:
             self.evictable(version)
+
+    def enter_given_up(self, storage: Any, nbytes: int) -> None:
+        """Enter a storage without memory that an earlier session has given up: it can't be read."""
+        version = self.graph.version(storage, self.on_death)
+        self.enter(version)
+        version.resident, version.nbytes, version.pin = False, nbytes, GIVEN_UP
+        self.evicted_bytes += nbytes
 
     def count(self, owner: Any, nbytes: int, address: int, pin: str) -> None:
         """Account for memory at an address that is not a storage's, until its owner dies."""

@@ -27,7 +27,7 @@ class Copies {
   // Copies a constant, if there is room.
   bool make(Version* constant) {
     StorageRef content = ledger_.memory_of(constant);
-    if (!content || !(eviction_.try_room(constant->nbytes) || eviction_.warn_only)) return false;
+    if (!content || !(eviction_.try_room(constant->nbytes) || eviction_.goes_over())) return false;
     StorageRef copy = ledger_.backend.copy(content.get());
     if (!copy) return false;  // the system has no memory for it
     ledger_.keep_copy(constant, std::move(copy));

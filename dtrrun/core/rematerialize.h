@@ -27,8 +27,12 @@ class Rematerializer {
     int64_t before = ledger_.clock;
     {
       Began now(*this);
-      if (std::exception_ptr error = budget_error_of(missing))
-        if (!frugally(targets, locked)) std::rethrow_exception(error);
+      std::vector<Version*> wanted = missing;
+      while (std::exception_ptr error = budget_error_of(wanted)) {
+        if (frugally(targets, locked)) break;
+        if (!ledger_.backend.exceeds()) std::rethrow_exception(error);
+        wanted = missing_of(targets);  // the attempt may have evicted others of them
+      }
     }
     if (missing.empty()) return;
     // From now on these cost what it took to bring them back, if that is more. A projected cost covers only what is evicted at that

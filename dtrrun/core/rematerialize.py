@@ -7,9 +7,9 @@ from typing import NoReturn, Protocol
 
 from dtrrun.core.backend import Executor
 from dtrrun.core.eviction import Eviction
-from dtrrun.core.foreign import LOST, LostError
+from dtrrun.core.foreign import LOST, WHY_GIVEN_UP, LostError
 from dtrrun.core.graph import Version
-from dtrrun.core.ledger import Ledger
+from dtrrun.core.ledger import GIVEN_UP, Ledger
 from dtrrun.core.locks import unlock
 from dtrrun.core.observer import RESTORES
 from dtrrun.core.recipes import Recipes
@@ -111,6 +111,8 @@ class Rematerializer:
         """Raise LostError for an evicted version without a recipe; AssertionError for an internal error."""
         if version.pin == LOST:
             raise LostError
+        if version.pin == GIVEN_UP:
+            raise LostError(WHY_GIVEN_UP)
         raise AssertionError("dtrrun: internal error: an evicted storage cannot be recomputed")
 
     def check_unchanged(self, version: Version) -> None:

@@ -11,7 +11,7 @@ class FirstCalls {
  public:
   // signatures: the session's Python object.
   FirstCalls(PyObject* python, PyObject* signatures, const TensorVersions& versions)
-      : python_(Ref::copy(python)), signatures_(Ref::copy(signatures)), made_(attribute(signatures, "made")),
+      : python_(Ref::copy(python)), signatures_(Ref::copy(signatures)),
         signature_class_(attribute(attribute(versions.ledger_object(), "graph").get(), "signature")),
         size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), versions_(versions) {}
 
@@ -63,9 +63,7 @@ class FirstCalls {
       as_signature(replay)->figures.calls = figures.calls;
       as_signature(replay)->figures.resemble(figures);
     }
-    if (PyList_GET_SIZE(made_.get()) >= static_cast<Py_ssize_t>(Signatures::LIMIT))
-      checked(PyObject_CallMethod(signatures_.get(), "forget", nullptr));
-    if (PyList_Append(made_.get(), signature) < 0) raise();
+    checked(PyObject_CallMethod(signatures_.get(), "add", "O", signature));
   }
 
   // Returns the bytes that a call will allocate, if known.
@@ -134,7 +132,7 @@ class FirstCalls {
     return tuple;
   }
 
-  Ref python_, signatures_, made_, signature_class_, size_class_;
+  Ref python_, signatures_, signature_class_, size_class_;
   bool is_modelled_;
   const TensorVersions& versions_;
   Formulas formulas_;

@@ -99,7 +99,7 @@ class Key {
 
 class Signatures {
  public:
-  static constexpr size_t LIMIT = 50'000;  // as in dispatch/signatures.py
+  static constexpr size_t LIMIT_BYTES = size_t{16} << 20;  // about as in dispatch/signatures.py
 
   // Returns a borrowed reference, or null.
   PyObject* find(const Key& key) const {
@@ -112,7 +112,7 @@ class Signatures {
     return nullptr;
   }
   void add(const Key& key, PyObject* signature) {
-    if (count_ >= LIMIT) clear();
+    if (words_.size() * sizeof(uint64_t) + cells_.size() * sizeof(Cell) >= LIMIT_BYTES) clear();
     if (2 * ++count_ > cells_.size()) grow();
     put({key.hash(), words_.size(), key.size(), Ref::copy(signature)});
     words_.insert(words_.end(), key.begin(), key.end());

@@ -119,6 +119,9 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
     `over_budget`, `verify`, ...), and text in them is read as on the command line. Yields the `Session`,
     whose `report()` returns a dict of figures.
 
+    At the end, everything that was evicted is brought back. If an error ends the block, only what fits into
+    the budget is; the rest comes back when it is read, until another block begins.
+
     Raises ValueError if the size, the device or an option is invalid, and TypeError if an option is unknown.
     Raises RuntimeError if another session is running (sessions do not nest), if this Python is free-threaded,
     or if the native extension can be neither found nor built. Inside the block, raises `BudgetError` if an
@@ -126,7 +129,7 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
     """
     if why := unsupported():
         raise RuntimeError(f"dtrrun: {why}")
-    if _active is not None and _active.running:
+    if _active is not None and _active.running and not (isinstance(_active, Session) and _active.left):
         by = "" if _active.writer is None else OF_THE_COMMAND
         raise RuntimeError(f"dtrrun: a session is already running in this process{by}")
     session = Session(RuntimeSettings.of(budget_bytes=as_bytes(size), device=device, **options))
@@ -137,10 +140,18 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
 @contextmanager
 def _running(session: Session) -> Iterator[None]:
     global _active
-    _active = session
+    left, _active = _active, session
+    given_up = left.give_way(session.settings.budget_bytes) if isinstance(left, Session) and left.left else []
     session.start()
+    session.take_over(given_up)
+    del left, given_up
     try:
         yield
-    finally:
+    except BaseException:
+        session.leave()
+        raise
+    else:
         session.stop()
-        _active = None
+    finally:
+        if not session.running:
+            _active = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +19,22 @@ CPU_WORDS = "DefaultCPUAllocator: can't allocate memory"
 """PyTorch's message when the CPU has no memory left."""
 
 
+class Advice(NamedTuple):
+    """Values of the attributes of an error that have these names."""
+
+    training: dict[str, int | None] | None = None
+    expected_bytes: int = 0
+    hint: str = ""
+    pinned: dict[str, int] | None = None  # None: as the error was made with
+    held_by: dict[str, str] | None = None
+
+
 class BudgetError(torch.OutOfMemoryError):
     """The budget is too small for one operator. The program's state is intact.
+
+    A program may catch such errors at every step, and look at none of them. So the text, and what is not at
+    hand (`training`, `expected_bytes`, `hint`, `held_by`, and the names in `pinned`), are worked out when
+    somebody asks for them, from what the session knew when it raised the error.
 
     The message begins with PyTorch's words for a device without memory, and on a CPU ends with its
     allocator's, because programs that retry with a smaller batch look for these words, not for the class.
@@ -59,27 +74,78 @@ class BudgetError(torch.OutOfMemoryError):
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes or 0
         self.least_budget_bytes = least_budget_bytes
-        self.pinned = pinned or {}
+        self._pinned = pinned or {}
         self.called, self.called_bytes = self.operator, 0
-        self.training: dict[str, int | None] | None = None
-        self.expected_bytes = 0
         self.device_type = "cpu"
-        self.hint = ""
-        self.held_by: dict[str, str] = {}
         self.explained = told
-        self.args = (operator if told else self._text(FOR_A_COMMAND),)
+        self._given = (operator,) if told else None  # the arguments, once they are known
+        self._advice: Callable[[BudgetError], Advice] | None = None
+        self._known = Advice()
+        self._how = FOR_A_COMMAND
 
     def explain(
         self,
-        training: dict[str, int | None] | None,
-        expected_bytes: int,
+        advice: Callable[[BudgetError], Advice],
         how: tuple[str, str] = FOR_A_COMMAND,
         device_type: str = "cpu",
     ) -> None:
-        """Add to the message what training needs in any case, and which budget to try."""
-        self.training, self.expected_bytes, self.explained = training, expected_bytes, True
+        """Set what is called, with this error, once somebody asks what training needs or which budget to try.
+
+        Should not refer to the error, which would then be garbage that only a collection frees.
+        """
+        self._advice, self._how, self.explained = advice, how, True
         self.device_type = device_type
-        self.args = (self._text(how),)
+        self._given = None
+
+    def _settled(self) -> Advice:
+        advice, self._advice = self._advice, None
+        if advice is not None:
+            self._known = advice(self)
+        return self._known
+
+    @property
+    def training(self) -> dict[str, int | None] | None:
+        return self._settled().training
+
+    @property
+    def expected_bytes(self) -> int:
+        return self._settled().expected_bytes
+
+    @property
+    def hint(self) -> str:
+        return self._settled().hint
+
+    @property
+    def pinned(self) -> dict[str, int]:
+        found = self._settled().pinned
+        return self._pinned if found is None else found
+
+    @property
+    def held_by(self) -> dict[str, str]:
+        return self._settled().held_by or {}
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        if self._given is None:
+            self._given = (self._text(),)
+        return self._given
+
+    @args.setter
+    def args(self, given: Any) -> None:
+        self._given = tuple(given)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if len(self.args) == 1 else str(self.args) if self.args else ""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.args))})"
+
+    @property
+    def without_advice(self) -> str:
+        """The text as far as it is known at once, for C++, which asks whenever it passes an error on."""
+        if self._given is not None:
+            return str(self)
+        return self._text() if self._advice is None else self._text(Advice())
 
     @property
     def least_bytes(self) -> int:
@@ -88,26 +154,20 @@ class BudgetError(torch.OutOfMemoryError):
 
     def __reduce__(self) -> Any:
         """Support pickling: a pool's workers send errors to another process."""
-        given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self.pinned)
-        names = (
-            "called",
-            "called_bytes",
-            "training",
-            "expected_bytes",
-            "device_type",
-            "hint",
-            "held_by",
-            "explained",
-            "args",
-        )
-        state = {name: getattr(self, name) for name in names}
-        return type(self), given, state
+        _ = self.args  # works out the rest
+        given = (self.operator, self.needed_bytes, self.budget_bytes, self.least_budget_bytes, self._pinned)
+        self._settled()
+        return type(self), given, dict(vars(self))
 
     def __setstate__(self, state: dict[str, Any] | None) -> None:
         for name, value in (state or {}).items():
             setattr(self, name, value)
 
-    def _text(self, how: tuple[str, str]) -> str:
+    def _text(self, known: Advice | None = None) -> str:
+        if known is None:
+            known = self._settled()
+        pinned = self._pinned if known.pinned is None else known.pinned
+        names = known.held_by or {}
         rank = f"rank {os.environ.get('RANK', '?')}: " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
         excess = self.least_budget_bytes - self.budget_bytes
         if self.needed_bytes > 0:
@@ -117,16 +177,16 @@ class BudgetError(torch.OutOfMemoryError):
         else:
             what = f"it does not hold what {self.operator} uses"
         held = ", ".join(
-            f"{reason} {format_size(size)}" + (f" [{self.held_by[reason]}]" if reason in self.held_by else "")
-            for reason, size in list(self.pinned.items())[:SHOWN]
+            f"{reason} {format_size(size)}" + (f" [{names[reason]}]" if reason in names else "")
+            for reason, size in list(pinned.items())[:SHOWN]
         )
         evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
         if self.called != self.operator:
             what = f"{self.called} needs {self.operator} to run again, and {what}"
-        least = advice(self.called, self.least_bytes, self.training, self.expected_bytes, how)
+        least = advice(self.called, self.least_bytes, known.training, known.expected_bytes, self._how)
         budget = format_size(self.budget_bytes)
         full = f"{rank}{self.device_type.upper()} out of memory. "
-        hint = f" {self.hint}." if self.hint else ""
+        hint = f" {known.hint}." if known.hint else ""
         in_pytorch = f" [{CPU_WORDS}]" if self.device_type == "cpu" else ""
         return (
             f"{full}dtrrun's budget of {budget} is too small: {what}, and {evictable}. "

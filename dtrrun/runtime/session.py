@@ -18,8 +18,9 @@ import torch
 from dtrrun.bindings import graph_of
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
+from dtrrun.core.ledger import GIVEN_UP
 from dtrrun.runtime import device as devices
-from dtrrun.runtime import optional, shapes, storage
+from dtrrun.runtime import optional, shapes, storage, tracebacks
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.compiled.remedy import IN_A_BLOCK, IN_A_COMMAND, remedy
 from dtrrun.runtime.costs import Costs, read_costs
@@ -27,7 +28,7 @@ from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.dispatch.turns import TurnLock
-from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.errors import Advice, BudgetError
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.guards import below, interposed
 from dtrrun.runtime.heap import Heap
@@ -37,6 +38,7 @@ from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.expected import expected_budget
 from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
+from dtrrun.runtime.observe.moment import Moment
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
@@ -57,17 +59,36 @@ from dtrrun.runtime.patches.resizes import Resizes
 from dtrrun.runtime.patches.scripts import Scripts
 from dtrrun.runtime.patches.seeds import Seeds
 from dtrrun.runtime.patches.workers import Workers
+from dtrrun.runtime.pending import soon
 from dtrrun.runtime.shortage import Shortage
 from dtrrun.settings import RuntimeSettings
-from dtrrun.sizes import as_bytes
+from dtrrun.sizes import as_bytes, format_size, format_size_up
 from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
+LEFT_NS = 10_000_000  # between two looks whether a session that has been left is over
 COMPACT_EVERY = 20_000  # operators
 LEARNING = 2  # steps; after each of them, costs are measured once more
 NAMED = 0.1
 """The share of the budget from which the last table names what holds memory whose role is not known."""
-EXCEEDED = "the budget was exceeded, because nothing was left to evict (--over-budget warn)"
+UNCOLLECTED = (
+    "gc.disable() is respected, so what only reference cycles hold stays in memory until the program calls "
+    "gc.collect()"
+)
+EXCEEDED = (
+    "the budget of {budget} is exceeded{excess}, because nothing was left to evict "
+    "(--over-budget {how}){rest}"
+)
+ADAPTED = ": what must stay and {operator} together take {limit}, which is the limit from now on"
+BROUGHT_BACK = (
+    "at the end of the block, what the program still has takes {resident}, which is {excess} above the budget"
+)
+GAVE_UP = (
+    "{count} storages ({size}) were evicted when an earlier block ended by an error, and are given up as "
+    "another block begins: tensors over them have no data any more. The program still keeps the error, or "
+    "what it refers to; `traceback.clear_frames(error.__traceback__)` releases that"
+)
+NEWS = 8  # it is said again once the excess has grown by an eighth
 
 
 class Session:
@@ -81,6 +102,9 @@ class Session:
         self.settings = settings
         self.warnings: dict[str, int] = {}
         self.error: dict[str, Any] | None = None
+        self._final: dict[str, Any] | None = None  # the report, once the session has been left
+        self._budget_bytes: int | None = None  # at the end
+        self._said_exceeded = "", 0  # the latest warning that the budget is exceeded, and by how many bytes
         self.running = False
         self.ending = False  # the process ends, and the figures are published for the last time
         self._lock = TurnLock(self.alert)
@@ -101,7 +125,8 @@ class Session:
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
             device_type=self.device.type,
-            warn_only=settings.over_budget == "warn",
+            warn_only=settings.over_budget != "error",
+            adapts=settings.over_budget == "warn",
             fingerprints=self.fingerprints,
             heap=self._heap,  # also without a budget, so that times with and without one are comparable
             collect_garbage=self._collect_garbage,
@@ -219,21 +244,100 @@ class Session:
         """Bring back everything reachable and restore PyTorch."""
         self._stop(self._restore_all)
 
+    def leave(self) -> None:
+        """End the budget after an error in the program. Brings back what fits into the budget.
+
+        The traceback refers to all that the failed code had, which may be many times the budget, and hardly
+        ever does anybody read it. What does not fit stays evicted: the session goes on without a budget, and
+        brings back what is read, until the rest has been released (`_look_whether_over`) or another session
+        begins (`give_way`).
+        """
+        if not self._is_left():
+            self.stop()
+
+    def _is_left(self) -> bool:
+        with self._lock:
+            self.ledger.small_constants.clear()
+            self.ledger.collect_dead()
+            if not self.device.usable() or not self.dtr.rematerializer.restore_all(fitting=True):
+                return False
+            self._final = self._figures()
+            self.ledger.set_budget(None)
+            self.device.set_budget(None)
+            self.stop_learning()
+            self.slow_path.next_tick = 0
+            return True
+
+    @property
+    def left(self) -> bool:
+        """Whether the block has ended by an error, and something that it had evicted is still evicted."""
+        return self.running and self._final is not None
+
+    def give_way(self, budget_bytes: int | None) -> list[tuple[Any, int]]:
+        """End a session that has been left, since another begins, with this budget.
+
+        Returns the storages that are still evicted, and their bytes: they have no data any more, unless the
+        new session has no budget. All of them were made by the code that has failed.
+        """
+        if gc.isenabled():
+            gc.collect()  # an exception is often part of a cycle
+        if budget_bytes is None:
+            self.stop()
+            return []
+        self._stop(list)
+        evicted = [one for one in self.ledger.versions.values() if one.alive and not one.resident]
+        storages = [(storage, one.nbytes) for one in evicted if (storage := one()) is not None]
+        if storages:
+            size = format_size(sum(nbytes for _, nbytes in storages))
+            self.alert(GAVE_UP.format(count=len(storages), size=size))
+        return storages
+
+    def take_over(self, storages: Sequence[tuple[Any, int]]) -> None:
+        """Let operators that read these storages, which an earlier session has given up, raise LostError."""
+        with self._lock:
+            for storage, nbytes in storages:
+                self.ledger.enter_given_up(storage, nbytes)
+
     def _restore_all(self) -> list[Version]:
         with self._lock:
-            return self.dtr.rematerializer.restore_all()
+            peak, limit = self.ledger.peak_bytes, self._budget_bytes
+            lost = self.dtr.rematerializer.restore_all()
+            self.ledger.peak_bytes = peak  # that of the session's own time
+            resident = self.ledger.resident_bytes
+        if limit is not None and resident > limit and self._pid == os.getpid():
+            excess = format_size_up(resident - limit)
+            self.alert(BROUGHT_BACK.format(resident=format_size(resident), excess=excess))
+        return [one for one in lost if one.pin != GIVEN_UP]
+
+    def _look_whether_over(self) -> None:
+        """Called by operators once the session has been left. Ends it soon if nothing is evicted any more."""
+        self.slow_path.next_tick = now_ns() + LEFT_NS
+        with self._lock:
+            self.ledger.collect_dead()
+            if self.ledger.evicted_bytes:
+                return
+        soon(self._end_if_idle)  # not within an operator
+
+    def _end_if_idle(self) -> None:
+        if self.left and not self.ledger.evicted_bytes and not tracebacks.is_beneath_us():
+            self.stop()
 
     def _stop(self, restore: Callable[[], list[Version]], *, alone: bool = False) -> None:
-        """alone: there is no other thread. Otherwise, operators are intercepted until everything is back."""
+        """restore: brings evicted storages back, and returns those that it could not.
+
+        alone: there is no other thread. Otherwise, operators are intercepted until everything is back.
+        """
         if not self.running:
             return
         self.running = False
+        self._say_by_how_much()
         fork.unwatch()
         if alone:
             self.interposer.end()
         try:
             try:
                 with self._lock:
+                    self._budget_bytes = self.ledger.budget_bytes
                     self.ledger.small_constants.clear()
                     self.ledger.collect_dead()
                     self.ledger.set_budget(None)
@@ -352,40 +456,51 @@ class Session:
         """Explain `error`, which is about to be raised to the program. inputs, failed: the call's, if any."""
         if self._learning is not None:
             self._learning.forget()
-        how = FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND
-        try:
-            training = find_training(self.ledger.device_type)
-            signatures = self.slow_path.signatures.all()
-            expected = expected_budget(self.ledger, signatures, training, error, inputs, failed)
-            expected += self.device.pool_growth_bytes() if expected else 0
-            rows, holders = self._labels.searched(training)
-            error.pinned, error.held_by = relabelled(error.pinned, rows), held_by(rows)
-            found = hint(self.ledger, holders, error, failed, self.dtr.history)
-            hints = self.device.hint(), found, self._remedy()
-            error.hint = ". ".join(filter(None, hints))
-            error.explain(training.totals(), expected, how, self.ledger.device_type)
-        except Exception:  # optimizers and tensors may be of any class; the program must get this error
-            error.explain(None, 0, how, self.ledger.device_type)
-        self._notices.budget_error = str(error)
-        self.error = {
+        facts: dict[str, Any] = {
             "operator": error.operator,
             "needed_bytes": error.needed_bytes,
             "pinned": error.pinned,
             "least_budget_bytes": error.least_budget_bytes,
             "called": error.called,
             "called_bytes": error.called_bytes,
-            "training": error.training,
-            "expected_bytes": error.expected_bytes,
-            "hint": error.hint,
-            "held_by": error.held_by,
+            "training": None,
+            "expected_bytes": 0,
+            "hint": "",
+            "held_by": {},
         }
+        is_first, self.error = self.error is None, facts
+        moment: Any = Moment(self.ledger, self.dtr.history, inputs)  # in place of the parts themselves
+        signatures = self.slow_path.signatures.all()
+        growth = self.device.pool_growth_bytes()
+        of_device, of_collector = self.device.hint(), "" if gc.isenabled() else UNCOLLECTED
 
-    def _collect_garbage(self) -> None:
+        def advice(error: BudgetError) -> Advice:
+            try:
+                with moment.again():
+                    training = find_training(moment.device_type)
+                    expected = expected_budget(moment, signatures, training, error, moment.inputs, failed)
+                    rows, holders = Labels(moment).searched(training, error.__traceback__)
+                    expected += growth if expected else 0
+                    own = hint(moment, holders, error, failed, moment)
+            except Exception:  # optimizers and tensors may be of any class; the program must get this error
+                return Advice(hint=". ".join(filter(None, (of_device, of_collector))))
+            hints = ". ".join(filter(None, (of_device, own, self._remedy(), of_collector)))
+            pinned = relabelled(facts["pinned"], rows)
+            found = Advice(training.totals(), expected, hints, pinned, held_by(rows))
+            facts.update(found._asdict())
+            return found
+
+        error.explain(advice, FOR_A_BLOCK if self.writer is None else FOR_A_COMMAND, self.ledger.device_type)
+        if is_first:  # what turns errors into others, such as TorchScript, does not ask, and loses the error
+            str(error)
+        self._notices.budget_error = error.without_advice
+
+    def _collect_garbage(self, *generation: int) -> None:
         # The program's finalizers run here. Their operators are intercepted like any others, except in the
         # middle of a rematerialization.
         seen = nullcontext() if self.dtr.eviction.replaying else interposed()
         with self.slow_path.turns.given_up(), seen:
-            gc.collect()
+            gc.collect(*generation)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -413,6 +528,8 @@ class Session:
 
     def _tick(self) -> None:
         """Called periodically, by operators and in replays. Sets the time of the next call."""
+        if self._final is not None:
+            return self._look_whether_over()
         # Not within a replay: compaction may itself replay, which would tick again.
         if self.ledger.age - self._compacted_age > COMPACT_EVERY and not self.dtr.eviction.replaying:
             self._compact()
@@ -425,14 +542,38 @@ class Session:
         step = self.steps.under_way()
         if self._learning is not None:
             self._learning.step_goes_on(step)
-        self._thrashing.watch(step, GRACE_NS)
+        if self._no_optimizer():
+            self._thrashing.watch_time(publish.totals(self))
+        else:
+            self._thrashing.watch(step, GRACE_NS)
 
     def _publish(self) -> None:
-        if self.dtr.eviction.over_budget and self.dtr.eviction.warn_only and EXCEEDED not in self.warnings:
-            self.alert(EXCEEDED)
+        self._say_by_how_much()
         if self.writer is not None and os.getpid() == self._pid:
             with suppress(OSError, ValueError):
                 publish.write(self, self.writer)
+
+    def _say_by_how_much(self) -> None:
+        """Alert that the budget is exceeded, and again if that has become a lesser part of the truth."""
+        said, before = self._said_exceeded
+        ledger, eviction = self.ledger, self.dtr.eviction
+        excess = ledger.exceeded_bytes
+        if not (eviction.over_budget and eviction.warn_only) or ledger.budget_bytes is None:
+            return
+        if said and excess <= before + before // NEWS:
+            return
+        rest = ""
+        if eviction.adapts and ledger.is_raised:
+            rest = ADAPTED.format(operator=eviction.exceeded_by, limit=format_size_up(ledger.limit))
+        text = EXCEEDED.format(
+            budget=format_size(ledger.budget_bytes),
+            excess=f" by {format_size_up(excess)}" if excess else "",
+            how=self.settings.over_budget,
+            rest=rest,
+        )
+        self.warnings.pop(said, None)
+        self._said_exceeded = text, excess
+        self.alert(text)
 
     def _between_replays(self) -> None:
         """Called after each replayed operator, since a rematerialization may take minutes."""
@@ -454,6 +595,10 @@ class Session:
             self.dtr.history.end_period()
 
     def _step_ended(self) -> None:
+        if self._final is not None:
+            with self._lock:
+                self.dtr.history.end_step()
+            return
         with self._lock:
             self.dtr.history.end_step()
             for part in (self._recorder, self._lookahead, self._learning, self._where):
@@ -481,7 +626,8 @@ class Session:
         other threads from being in the middle of a change, half of which the child would inherit.
         """
         self._lock.__enter__()
-        if self.running and self.device.type == "cpu":  # a forked child can't use its parent's CUDA
+        # A forked child can't use its parent's CUDA.
+        if self.running and not self.left and self.device.type == "cpu":
             with suppress(torch.OutOfMemoryError):
                 self.dtr.rematerializer.restore_all(fitting=True)
 
@@ -512,7 +658,7 @@ class Session:
         OpenMP's threads exist only in the parent. A parallel kernel in this thread would wait for them
         forever; a new thread gets new ones.
         """
-        if not self.ledger.evicted_bytes:
+        if self._final is not None or not self.ledger.evicted_bytes:
             return []
         lost: list[Version] = []
         thread = threading.Thread(target=lambda: lost.extend(self._restore_all()))
@@ -540,7 +686,13 @@ class Session:
         the budget in which nothing would have been evicted: the peak of tensors, and on a GPU all else that
         the driver shows for the process.
         """
+        if self._final is not None:
+            return self._final | {"warnings": publish.warnings(self)}
         with self._lock:
             self.ledger.collect_dead()
-            sufficient = self.device.sufficient_bytes(self.ledger.peak_bytes)
-            return publish.counters(self) | publish.tables(self) | {"sufficient_bytes": sufficient}
+            return self._figures()
+
+    def _figures(self) -> dict[str, Any]:
+        self._say_by_how_much()
+        sufficient = self.device.sufficient_bytes(self.ledger.peak_bytes)
+        return publish.counters(self) | publish.tables(self) | {"sufficient_bytes": sufficient}

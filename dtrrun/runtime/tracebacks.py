@@ -13,13 +13,15 @@ set.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_BOOT = os.path.join(PACKAGE, "boot", "")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 BETWEEN = tuple(os.path.join(_TORCH, *name.split("/")) for name in ("_ops.py", "utils/_python_dispatch.py"))
 """PyTorch files whose frames, if they directly follow ours, belong to a call that we made."""
@@ -61,6 +63,19 @@ def hiding(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def is_beneath_us() -> bool:
+    """Return whether the code that was interrupted has been called by ours. Called from a pending call."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(PACKAGE) and not name.startswith(_BOOT):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_ours(entry: TracebackType) -> bool:

@@ -74,7 +74,7 @@ def predict(
     """Replay a log of `dtrrun record` as the runtime would run it with the budget set from the beginning.
 
     limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
-    warn_only: as `--over-budget warn`. watched: returns the steps known to a heuristic with foresight; those
+    warn_only: as `--over-budget evict`. watched: returns the steps known to a heuristic with foresight; those
     of this log if None. name: for errors, if `log` is not a path. options: for `make_policy`. Raises LogError
     for a log not made by `dtrrun record`, OSError, and CannotBuild.
     """

@@ -18,6 +18,7 @@ COUNTERS = (
     "operators",  # operators that the program itself ran
     "steps",  # optimizer steps
     "over_budget",  # times the budget was exceeded: in warn-only mode, or by tensors from outside
+    "exceeded_bytes",  # by how much at most; 0 if unknown
     "verified",  # storages whose fingerprint was compared after rematerialization
     "verify_mismatches",
     "score_evaluations",

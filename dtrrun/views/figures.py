@@ -14,6 +14,7 @@ LARGEST = (
     "process_peak_bytes",
     "steps",
     "least_budget_bytes",
+    "exceeded_bytes",
 )  # maximum over the processes; all others are summed
 
 

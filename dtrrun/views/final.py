@@ -26,6 +26,7 @@ from dtrrun.views.text import (
     SOURCE,
     counts_of,
     duration,
+    exceeded,
     least_budget,
     native_share,
     plain,
@@ -108,7 +109,7 @@ def _summary(report: dict[str, Any]) -> Table:
         cost = duration(seconds["rematerialization"])
         rows["rematerializations"] += f"  ({format_size(report['rematerialized_bytes'])} in {cost})"
     if report["over_budget"]:
-        rows["over budget"] = times(report["over_budget"], "time")
+        rows["over budget"] = exceeded(report)
     if report["oom_retries"]:
         rows["out of memory"] = f"{times(report['oom_retries'], 'operator')} run again"
     if report["steps"]:

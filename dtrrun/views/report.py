@@ -106,6 +106,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "rematerializations": counters.get("rematerializations", 0),
         "rematerialized_bytes": counters.get("rematerialized_bytes", 0),
         "over_budget": counters.get("over_budget", 0),
+        "exceeded_bytes": counters.get("exceeded_bytes", 0),
         "oom_retries": counters.get("oom_retries", 0),
         **_driver(snapshots),
         "steps": counters.get("steps", 0),

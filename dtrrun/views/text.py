@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtrrun.sizes import format_size_up
 from dtrrun.telemetry.advice import advice_of
 
 PLAIN = str.maketrans(
@@ -89,6 +90,12 @@ def rate(per_second: float) -> str:
 def times(count: int, noun: str) -> str:
     """`1 step`, `1,234 steps`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def exceeded(report: Mapping[str, Any]) -> str:
+    """`by 1.2 MB at most (3 times)`, for a report whose budget was exceeded."""
+    count, most = times(report["over_budget"], "time"), report["exceeded_bytes"]
+    return f"by {format_size_up(most)} at most ({count})" if most else count
 
 
 def least_budget(report: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ def check_stress(
     """Check that the bits are the same on either path under a one-byte budget, which evicts all it can."""
     expected = plain(program) if expected is None else expected
     for slow in (False, True):
-        found, report = run_inside(program, 1, over_budget="warn", slow=slow, by_address=by_address)
+        found, report = run_inside(program, 1, over_budget="evict", slow=slow, by_address=by_address)
         assert_same(expected, found, f"under stress, slow={slow}")
         assert report["evictions"] > 0, "nothing was evicted: the test does not bite"
     return report

@@ -17,7 +17,7 @@ from tests.python_replays import use_python_replays
 def slow_replay(monkeypatch):
     """A session whose replays take 10 ms of bookkeeping per operator, and a chain that is evicted."""
     use_python_replays(monkeypatch)
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         kept = chain(torch.ones(64), 16)
         execute = Executor.execute
 
@@ -47,7 +47,7 @@ def test_a_replay_under_way_is_bookkeeping(slow_replay, monkeypatch):
 
 def test_a_native_replay_under_way_is_bookkeeping(monkeypatch):
     told = []
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         kept = chain(torch.ones(64), 16)
         monkeypatch.setattr(session.slow_path, "next_tick", 0)
         monkeypatch.setattr(session, "_tick", lambda: told.append(session.dtr.rematerializer.under_way_ns()))

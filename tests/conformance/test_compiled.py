@@ -106,7 +106,7 @@ def test_a_compiled_program_computes_the_same_bits(program, observed, anew):
         expected = plain(program)
         graphs = counters["stats"]["unique_graphs"]
         torch._dynamo.reset()
-        found, report = run_inside(program, 1, over_budget="warn", **observed)
+        found, report = run_inside(program, 1, over_budget="evict", **observed)
     assert counters["stats"]["unique_graphs"] == 2 * graphs
     assert_same(expected, found, "with everything evicted")
     assert report["compiled"]["kernels"] >= 3
@@ -123,7 +123,7 @@ def test_running_statistics_stay_for_what_was_computed_beside_them(anew):
         *(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()) for _ in range(4))
     )
     compiled, x = torch.compile(model), torch.randn(512, 64)
-    with dtrrun.budget(None, over_budget="warn") as session:
+    with dtrrun.budget(None, over_budget="evict") as session:
         loss = compiled(x).square().mean()
         session.set_budget(1)
         loss.backward()
@@ -143,7 +143,7 @@ def test_no_guard_depends_on_the_session(strict, anew):
         return exported.module()(x[:5]), [str(one.expr) for one in traced.shape_env.guards]
 
     x = torch.randn(8, WIDTH)
-    found, _ = run_inside(program, 1, over_budget="warn")
+    found, _ = run_inside(program, 1, over_budget="evict")
     assert_same(plain(program), found, "exported")
 
 
@@ -173,7 +173,7 @@ def test_a_function_that_is_compiled_before_the_session(anew):
 
     expected = plain(program)
     for _ in range(2):
-        found, report = run_inside(program, 1, over_budget="warn")
+        found, report = run_inside(program, 1, over_budget="evict")
         assert_same(expected, found, "under stress")
         assert report["compiled"]["graphs"] >= 1
     assert_same(expected, plain(program), "afterwards")
@@ -218,7 +218,7 @@ def test_a_graph_that_would_be_a_function_in_cpp_can_be_looked_into(anew):
     expected = plain(program)
     torch._dynamo.reset()
     with config.patch(cpp_wrapper=True):
-        found, report = run_inside(program, 1, over_budget="warn")
+        found, report = run_inside(program, 1, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert report["compiled"]["graphs"]
     assert not report["compiled"]["opaque"]
@@ -261,7 +261,7 @@ def test_what_nobody_can_look_into_runs_with_its_inputs_in_memory(anew, capsys, 
     monkeypatch.setattr(
         generated, "read", lambda source: generated.Found(unknown="a graph of a kind of its own")
     )
-    found, report = run_inside(program, 1, over_budget="warn")
+    found, report = run_inside(program, 1, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert report["compiled"] == {"graphs": 1, "kernels": 0, "opaque": 1}
     assert capsys.readouterr().err.count("cannot look into") == 1
@@ -287,7 +287,7 @@ def test_compile_eager_compiles_nothing(compile, anew):
     expected = plain(program)
     torch._dynamo.reset()
     compiles.clear()
-    assert_same(expected, run_inside(program, 1, over_budget="warn", compile=compile)[0], "under stress")
+    assert_same(expected, run_inside(program, 1, over_budget="evict", compile=compile)[0], "under stress")
     assert bool(compiles) == (compile == "auto")
 
 

@@ -46,7 +46,7 @@ def test_a_budget_that_goes_up_and_down(slow):
             assert session.report()["resident_bytes"] <= session.ledger.limit
         peaks.append(session.report()["evictions"])
 
-    with budget(200_000, slow=slow, verify=True, over_budget="warn") as session:
+    with budget(200_000, slow=slow, verify=True, over_budget="evict") as session:
         result = trained(change)
         check_accounts(session)
         inside = bits(result)

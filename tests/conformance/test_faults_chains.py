@@ -32,7 +32,7 @@ def evict_all(session):
 def test_read_from_the_end(kept):
     expected = bits(long_chain(torch.ones(16, 16)))
     budget_bytes = 2 * LENGTH * BYTES if kept else 200 * BYTES
-    with dtrrun.budget(budget_bytes, over_budget="warn", cost="model") as session:
+    with dtrrun.budget(budget_bytes, over_budget="evict", cost="model") as session:
         x = torch.ones(16, 16)
         activations = []
         for step in range(LENGTH // 2):

@@ -69,7 +69,7 @@ def check_faults(program, budget_bytes, failures):
     expected = plain(program)
     for slow in (False, True):
         failed.clear()
-        with budget(budget_bytes, over_budget="warn", slow=slow, verify=True) as session:
+        with budget(budget_bytes, over_budget="evict", slow=slow, verify=True) as session:
             _, found = outcome(program)
             check_accounts(session)
             assert session.report()["evictions"] > 0
@@ -189,7 +189,7 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
     gc.freeze()
     try:
         expected = plain(program)
-        with dtrrun.budget(40_000, over_budget="warn", verify=True) as session:
+        with dtrrun.budget(40_000, over_budget="evict", verify=True) as session:
             (_, kept), found = outcome(lambda: program(finalize))
             check_accounts(session)
             assert session.report()["rematerializations"] > 12

@@ -142,7 +142,7 @@ def run(interrupts, slow):
     gc.disable()
     guards = str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())
     try:
-        with budget(BUDGET_BYTES, over_budget="warn", slow=slow, verify=True) as session:
+        with budget(BUDGET_BYTES, over_budget="evict", slow=slow, verify=True) as session:
             inside = guards_of()
             results = program(interrupts)
             found = bits(results)

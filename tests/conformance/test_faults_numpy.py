@@ -115,7 +115,7 @@ def test_forked_processes_of_multiprocessing_train_on_what_was_evicted():
         return [bits_of for bits_of, _ in told]
 
     expected = run(chain(torch.sin(x)))
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         kept = chain(torch.sin(x))
         assert session.report()["evicted_bytes"] > 0
         found = run(kept)

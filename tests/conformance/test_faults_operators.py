@@ -47,7 +47,7 @@ def training():
 
 def inside(**options):
     """A budget in which each run replays the same operators: measured costs would differ."""
-    return budget(BUDGET_BYTES, over_budget="warn", cost="model", verify=True, **options)
+    return budget(BUDGET_BYTES, over_budget="evict", cost="model", verify=True, **options)
 
 
 def check_failed(program, expected, injector, **options):

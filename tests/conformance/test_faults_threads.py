@@ -71,7 +71,7 @@ def test_four_models_at_once_while_one_keeps_failing():
         results[name] = trained(name, seed, fails(name))
         found[name] = bits(results[name])
 
-    with dtrrun.budget(80_000, over_budget="warn", verify=True) as session:
+    with dtrrun.budget(80_000, over_budget="evict", verify=True) as session:
         threads = [threading.Thread(target=work, args=(name, seed)) for seed, name in enumerate(MODELS)]
         run_together(threads)
         check_accounts(session)
@@ -99,7 +99,7 @@ def test_one_thread_reads_what_another_evicts():
 
     for name, order in (("forward", 1), ("backward", -1)):
         reading(chain(), order, expected, name)
-    with dtrrun.budget(5 * 4096, over_budget="warn", verify=True) as session:
+    with dtrrun.budget(5 * 4096, over_budget="evict", verify=True) as session:
         kept = chain()
         threads = [
             threading.Thread(target=reading, args=(kept, order, found, name))

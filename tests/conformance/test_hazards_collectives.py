@@ -67,7 +67,7 @@ def test_what_is_being_sent_stays_in_memory(pair):
 
 
 def test_what_is_being_received_stays_in_memory(pair):
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         y = torch.sin(torch.zeros(1 << 18))
         later = y * 2
         received = pair[1].recv([y], 0, 0)

@@ -278,7 +278,7 @@ def test_what_was_made_from_a_small_constant_can_be_evicted():
         return [torch.sin(row) for row in rows], rows
 
     expected = plain(program)
-    found, report = run_inside(program, 1, over_budget="warn")
+    found, report = run_inside(program, 1, over_budget="evict")
     assert found == expected
     assert "input lost" not in [entry["reason"] for entry in report["pinned"]]
 

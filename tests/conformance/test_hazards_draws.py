@@ -176,7 +176,7 @@ def often():
 
 def test_an_operator_that_draws_while_other_threads_do(foreign, often):
     """Threads may take turns in any order, but what comes back is what was made the first time."""
-    with dtrrun.budget(1, over_budget="warn", verify=True) as session:
+    with dtrrun.budget(1, over_budget="evict", verify=True) as session:
         kept = {}
 
         def work(place):
@@ -196,7 +196,7 @@ def test_an_operator_that_draws_while_other_threads_do(foreign, often):
 
 def test_a_replay_that_makes_other_bytes_is_an_error(foreign):
     """It would otherwise silently go into the program's storage."""
-    with dtrrun.budget(1, over_budget="warn"):
+    with dtrrun.budget(1, over_budget="evict"):
         calls[0] = 0
         kept = foreign.grows(torch.ones(128))
         torch.ones(1).add(1)
@@ -232,7 +232,7 @@ def test_draws_that_share_a_state_come_back(numel):
         return kept
 
     expected = plain(program)
-    found, report = run_inside(program, 1, over_budget="warn")
+    found, report = run_inside(program, 1, over_budget="evict")
     assert_same(expected, found, "everything evicted")
     assert report["rematerializations"] > 10
 

@@ -218,7 +218,7 @@ def test_what_is_lost_is_never_wrong():
     array = np.ones((WIDTH, WIDTH), dtype=np.float32)
     weight = nn.Parameter(torch.from_numpy(array))
     for order in ("needed first", "used first"):
-        with dtrrun.budget("40MB", over_budget="warn") as session:
+        with dtrrun.budget("40MB", over_budget="evict") as session:
             y = torch.ones(ROWS, WIDTH) @ weight
             deeper = y.sin()
             session.set_budget(1)
@@ -239,7 +239,7 @@ def test_what_is_lost_is_never_wrong():
 def test_a_pin_keeps_what_the_program_will_need():
     array = np.ones((WIDTH, WIDTH), dtype=np.float32)
     weight = nn.Parameter(torch.from_numpy(array))
-    with dtrrun.budget("40MB", over_budget="warn") as session:
+    with dtrrun.budget("40MB", over_budget="evict") as session:
         y = torch.ones(ROWS, WIDTH) @ weight
         session.pin(y)
         session.pin(weight)
@@ -265,7 +265,7 @@ def test_memory_that_other_processes_have(share):
     check_stress(fine_tuning(share))
     weight = nn.Parameter(share(torch.ones(WIDTH, WIDTH)))
     theirs = weight.detach().numpy()  # as another process has it
-    with dtrrun.budget("40MB", over_budget="warn") as session:
+    with dtrrun.budget("40MB", over_budget="evict") as session:
         y, kept = torch.ones(ROWS, WIDTH) @ weight, torch.ones(ROWS, WIDTH) @ weight * 2
         session.set_budget(1)
         assert not in_memory(y)
@@ -331,7 +331,7 @@ class Refilled(Dataset):
 
 def test_a_worker_that_writes_again_to_what_it_has_made():
     refilled = Refilled()
-    with dtrrun.budget("40MB", over_budget="warn") as session:
+    with dtrrun.budget("40MB", over_budget="evict") as session:
         batches = iter(DataLoader(refilled, batch_size=None, num_workers=1))
         first = next(batches)
         evicted = first * 3
@@ -359,7 +359,7 @@ def test_memory_that_a_program_shares_with_the_workers_of_a_loader():
 
 def test_a_mapped_model_is_shared_later():
     model = loaded(from_file)
-    with dtrrun.budget("40MB", over_budget="warn") as session:
+    with dtrrun.budget("40MB", over_budget="evict") as session:
         x = torch.ones(ROWS, WIDTH)
         y = model(x).detach()
         expected = bits([y])
@@ -404,7 +404,7 @@ def test_two_storages_over_the_same_memory():
     for twice in (arrays, slices):
         expected = plain(program(twice))
         for slow in (False, True):
-            found, _ = run_inside(program(twice), 1, over_budget="warn", slow=slow)
+            found, _ = run_inside(program(twice), 1, over_budget="evict", slow=slow)
             assert found == expected
 
 
@@ -413,7 +413,7 @@ def test_the_program_has_the_storage_itself():
     path = from_file.folder / "held"
     path.write_bytes(torch.ones(WIDTH, WIDTH).numpy().tobytes())
     x = torch.ones(ROWS, WIDTH)
-    with dtrrun.budget(40_000_000, over_budget="warn") as session:
+    with dtrrun.budget(40_000_000, over_budget="evict") as session:
         storage = torch.UntypedStorage.from_file(str(path), False, 4 * WIDTH * WIDTH)
         weight = nn.Parameter(
             torch.asarray(storage, dtype=torch.uint8).view(torch.float32).view(WIDTH, WIDTH)

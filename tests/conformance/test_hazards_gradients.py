@@ -32,7 +32,7 @@ def test_gradients_are_read_after_the_weights_changed():
 
 def test_gradients_stay_in_memory():
     """A gradient is pinned from its arrival: reading its address brings nothing back."""
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         model = mlp(3)
         leaf = torch.randn(64, 32, requires_grad=True)
         made = torch.randn(64, 32).sin().requires_grad_()  # a leaf that the ledger knew before it became one
@@ -51,7 +51,7 @@ def test_gradients_arrive_natively(extension, budget, monkeypatch):
     in_python = []
     pin = Access.pin
     monkeypatch.setattr(Access, "pin", lambda self, *what: in_python.append(what) or pin(self, *what))
-    with dtrrun.budget(budget, over_budget="warn") as session:
+    with dtrrun.budget(budget, over_budget="evict") as session:
         model = mlp(3)
         words = nn.Embedding(16, 32, sparse=True)
         (model(torch.randn(64, 32)).sum() + words(torch.arange(4)).sum()).backward()

@@ -274,7 +274,7 @@ def test_kept_losses_do_not_pile_up_records(budget_bytes):
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     kept, counts = [], {}
 
-    with dtrrun.budget(budget_bytes, over_budget="warn") as session:
+    with dtrrun.budget(budget_bytes, over_budget="evict") as session:
         for step in range(50):
             inputs, targets = batch()
             optimizer.zero_grad()
@@ -295,7 +295,7 @@ def test_dead_graphs_are_freed_with_their_storages(keep):
     model = mlp(4, 64)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     kept, resident = [], []
-    with dtrrun.budget(1 << 20, over_budget="warn") as session:
+    with dtrrun.budget(1 << 20, over_budget="evict") as session:
         for _ in range(12):
             hidden = model[:2](torch.randn(64, 64))
             loss = model[2:](hidden).square().mean()
@@ -467,7 +467,7 @@ def test_what_is_overwritten_becomes_a_constant_while_room_is_made():
     expected = program([source.clone()], copied.clone())
     for budget in (1, 4000, 8000):
         given = [source.clone()], copied.clone()
-        with dtrrun.budget(budget, over_budget="warn", quiet=True):
+        with dtrrun.budget(budget, over_budget="evict", quiet=True):
             assert program(*given) == expected
 
 

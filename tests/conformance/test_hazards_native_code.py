@@ -90,7 +90,7 @@ def test_a_custom_operator_reads_a_small_table_from_before_the_session(custom, f
         table = np.full(32, 2, dtype=np.float32)
         tables["factor"] = torch.from_numpy(table) if foreign else torch.full((32,), 2.0)
         torch.manual_seed(0)
-        with dtrrun.budget(budget, over_budget="warn"):
+        with dtrrun.budget(budget, over_budget="evict"):
             kept = [rotate(torch.randn(64, 32))]
             kept += chain(kept[0])
             tables["factor"].mul_(3)
@@ -208,7 +208,7 @@ def test_what_an_ordinary_operator_makes_can_still_be_evicted(operators, name):
 def test_a_library_that_is_loaded_during_the_session(library):
     program = f"""
 import torch, dtrrun
-with dtrrun.budget(1, over_budget="warn", device="cpu"):
+with dtrrun.budget(1, over_budget="evict", device="cpu"):
     torch.ops.load_library({str(library)!r})
     x = torch.randn(64, 32).sin()
     most = torch.ops.dtrrun_tests.column_max(x)
@@ -302,7 +302,7 @@ def test_functions_that_python_calls_directly(extension):
         kept[-1].sum().backward()
         return [kept, early, x, total, weight.grad]
 
-    with dtrrun.budget(1, over_budget="warn"):
+    with dtrrun.budget(1, over_budget="evict"):
         pass  # the extension is loaded when the session begins
     check(program)
     assert {name: vars(extension)[name] for name in functions} == functions
@@ -354,7 +354,7 @@ for before, after in (load_hidden, int), (load_frozen, int), (int, load_hidden):
         assert os.wait()[1] == 0
         continue
     before()
-    session = dtrrun.budget(1, over_budget="warn", device="cpu")
+    session = dtrrun.budget(1, over_budget="evict", device="cpu")
     session.__enter__()
     after()
     x = torch.randn(64, 32).sin()
@@ -378,7 +378,7 @@ def program():
     return eight_bits(weight)
 
 expected = program().tolist()
-with dtrrun.budget(1, over_budget="warn", device="cpu") as session:
+with dtrrun.budget(1, over_budget="evict", device="cpu") as session:
     assert program().tolist() == expected
     assert session.report()["native"]["read_by_address"] > 0
 """
@@ -562,7 +562,7 @@ def test_a_storage_that_was_taken_before_the_session():
     for budget in (1, None):
         given = outside()
         torch.manual_seed(0)
-        with dtrrun.budget(budget, over_budget="warn") as session:
+        with dtrrun.budget(budget, over_budget="evict") as session:
             assert bits(program(*given)) == expected
             assert session.report()["evictions"] > 0 or budget is None
 
@@ -576,7 +576,7 @@ def test_a_scripted_module_is_saved_with_buffers_that_were_evicted(tmp_path):
         def forward(self, x):
             return x + self.table
 
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         module = torch.jit.script(Encoding())
         chain(torch.randn(64, 32))
         assert not in_memory(module.table)
@@ -595,7 +595,7 @@ def test_a_session_that_is_over_holds_no_storage():
     weight = torch.randn(64, 32, requires_grad=True)
     sessions = []
     for _ in range(2):
-        with dtrrun.budget(1, over_budget="warn") as session:
+        with dtrrun.budget(1, over_budget="evict") as session:
             kept = chain(weight * 2)
             sum(one.sum() for one in kept).backward()
             sessions.append(session)

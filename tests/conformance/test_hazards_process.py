@@ -26,7 +26,7 @@ def test_long_chain_is_recomputed_in_bounded_memory():
         return x
 
     expected = plain(program)
-    with dtrrun.budget(40_000, over_budget="warn") as session:
+    with dtrrun.budget(40_000, over_budget="evict") as session:
         x = program()
         session.set_budget(1)  # evicts even what costs 10,000 operators
         assert not in_memory(x)
@@ -73,7 +73,7 @@ def test_failing_operators_leave_no_locks():
 
     expected = plain(program)
     check_stress(program, expected)
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         result = program()
         assert locks(session) == 0
     del result
@@ -154,14 +154,14 @@ def test_thrashing_is_said_once_and_can_stop(capsys):
         return train(model, batch, torch.optim.SGD(model.parameters(), 0.01), 4)
 
     expected = plain(program)
-    found, report = run_inside(program, 1, over_budget="warn", max_slowdown=1.01)
+    found, report = run_inside(program, 1, over_budget="evict", max_slowdown=1.01)
     assert_same(expected, found, "while warned")
     assert capsys.readouterr().err.count("larger budget would help") == 1
     assert any("times as long as their own work" in warning["text"] for warning in report["warnings"])
 
     with (
         pytest.raises(SystemExit) as stopped,
-        dtrrun.budget(1, over_budget="warn", max_slowdown=1.01, on_thrash="stop") as session,
+        dtrrun.budget(1, over_budget="evict", max_slowdown=1.01, on_thrash="stop") as session,
     ):
         program()
     assert stopped.value.code
@@ -238,7 +238,7 @@ def test_the_garbage_collector_runs_as_often_as_without_a_session():
 
 def test_nothing_of_the_program_is_kept_alive():
     """Storages die when the program drops them, evicted or not, whatever was recorded of them."""
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         session.report()
         before = session.report()["live_storages"]
         x = torch.sin(torch.randn(64, 32))
@@ -255,7 +255,7 @@ def test_nothing_of_the_program_is_kept_alive():
 
 def test_resident_bytes_are_what_the_process_holds():
     """The ledger's count equals the sum over the existing storages, rounded up as the allocator does."""
-    with dtrrun.budget(150_000, over_budget="warn") as session:
+    with dtrrun.budget(150_000, over_budget="evict") as session:
         model = mlp(4)
         train(model, batch, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
         kept = chain(torch.randn(64, 32), 30)

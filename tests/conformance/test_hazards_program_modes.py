@@ -361,7 +361,7 @@ def test_a_session_within_a_handler():
 
     evictions, context = [], nullcontext
     expected = plain(program)
-    context = partial(dtrrun.budget, 1, over_budget="warn")
+    context = partial(dtrrun.budget, 1, over_budget="evict")
     assert_same(expected, plain(program), "within the handler")
     assert evictions[0] > 0
     assert not _C._dispatch_tls_local_include_set().has(our_key())

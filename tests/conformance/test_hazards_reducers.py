@@ -36,7 +36,7 @@ def program():
 @pytest.mark.filterwarnings("ignore")
 def test_collectives_run_once(alone):
     check_stress(program)
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         program()
         recomputed = {operator["name"] for operator in session.report()["operators"]}
     assert recomputed, "nothing was recomputed: the test does not bite"

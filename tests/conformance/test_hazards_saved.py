@@ -174,7 +174,7 @@ def test_hooks_entered_before_the_session():
 
     assert_same(
         plain(lambda: program(nullcontext())),
-        plain(lambda: program(dtrrun.budget(1, over_budget="warn"))),
+        plain(lambda: program(dtrrun.budget(1, over_budget="evict"))),
         "hooks from before the session",
     )
 

@@ -118,7 +118,7 @@ def test_memory_that_was_loaded_cannot_be_given_back():
 
 def test_what_a_reader_was_handed_stays_where_it_is():
     """The reader may write all of it to a file later, using only the addresses."""
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         x = torch.full((1024,), 3.0) * 2
         ((address, _),) = looked_at("safetensors.torch", SimpleNamespace(state_dict=lambda: {"x": x}))
         kept = [torch.full((1024,), 1.0) + turn for turn in range(8)]

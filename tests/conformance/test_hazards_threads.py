@@ -52,7 +52,7 @@ def test_threads_train_in_one_session(slow):
     expected, found = {}, {}
     for seed in range(4):
         work(seed, expected)
-    with budget(1, over_budget="warn", slow=slow, verify=True) as session:
+    with budget(1, over_budget="evict", slow=slow, verify=True) as session:
         together = threading.Barrier(4)
         threads = [threading.Thread(target=work, args=(seed, found, together)) for seed in range(4)]
         for thread in threads:
@@ -81,7 +81,7 @@ def test_threads_that_share_the_default_generator():
     old = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with dtrrun.budget(1, over_budget="warn", verify=True) as session:
+        with dtrrun.budget(1, over_budget="evict", verify=True) as session:
             threads = [threading.Thread(target=work, args=(name,)) for name in range(3)]
             for thread in threads:
                 thread.start()
@@ -120,7 +120,7 @@ def test_forked_child_has_every_tensor():
     x = torch.randn(64, 32)
     expected = bits([model(x), chain(x)])
     read, write = os.pipe()
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         y, kept = model(x), chain(x)
         assert session.report()["evicted_bytes"] > 0
         with warnings.catch_warnings():
@@ -133,7 +133,7 @@ def test_forked_child_has_every_tensor():
                 same = bits([y, kept]) == expected == bits([model(x), chain(x)])
                 loud = y.sum() * 2
                 loud.backward()
-                with dtrrun.budget(1, over_budget="warn"):
+                with dtrrun.budget(1, over_budget="evict"):
                     again = bits([model(x), chain(x)]) == expected
                 code = 0 if same and again and mode is None and not session.running else 1
                 os.write(write, repr((same, again, mode, session.running)).encode())
@@ -193,7 +193,7 @@ def test_threads_that_write_to_rows_of_one_tensor():
 
     expected = program()
     for _ in range(5):
-        with dtrrun.budget("2MB", over_budget="warn") as session:
+        with dtrrun.budget("2MB", over_budget="evict") as session:
             rows = program()
             assert torch.equal(rows, expected)
             assert session.report()["evictions"] > 0
@@ -297,7 +297,7 @@ def test_long_kernels_of_several_threads_inside_a_small_budget(budget):
     expected, found = {}, {}
     for seed in range(3):
         work(seed, expected)
-    with dtrrun.budget(budget, over_budget="warn") as session:
+    with dtrrun.budget(budget, over_budget="evict") as session:
         threads = [threading.Thread(target=work, args=(seed, found)) for seed in range(3)]
         for thread in threads:
             thread.start()
@@ -465,7 +465,7 @@ def test_a_thread_that_outlives_the_session():
         results.append(results[0] * 2)
 
     thread = threading.Thread(target=work)
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         thread.start()
         while not results:
             time.sleep(0.001)
@@ -510,7 +510,7 @@ def test_the_mode_comes_off_in_threads_too():
 
     results = []
     work()
-    with dtrrun.budget(1, over_budget="warn"):
+    with dtrrun.budget(1, over_budget="evict"):
         in_a_thread(work)
     assert_same(results[0], results[1], "in a thread")
 
@@ -646,7 +646,7 @@ def test_what_any_thread_writes_is_not_lost(make):
     for budget_bytes in (1, 60_000):
         run = make()
         torch.manual_seed(7)
-        with dtrrun.budget(budget_bytes, over_budget="warn", verify=True) as session:
+        with dtrrun.budget(budget_bytes, over_budget="evict", verify=True) as session:
             result = program(run)
             inside = bits(result)
             assert session.report()["evictions"] > 0
@@ -758,7 +758,7 @@ def test_a_session_ends_beneath_a_mode_of_the_program_and_in_another_thread():
             return func(*args, **(kwargs or {}))
 
     def session():
-        with dtrrun.budget(1, over_budget="warn"):
+        with dtrrun.budget(1, over_budget="evict"):
             yield chain(torch.randn(64, 32))
 
     before = torch.utils._python_dispatch.is_in_torch_dispatch_mode()
@@ -815,7 +815,7 @@ def test_fork_in_a_mode_of_the_program(threaded):
 
     results = []
     before = torch.utils._python_dispatch.is_in_torch_dispatch_mode()  # for the whole process
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         in_a_thread(forking) if threaded else forking()
         assert session.report()["evictions"] > 0
     assert results == [b"(True, [], False)"]
@@ -832,7 +832,7 @@ def test_forks_while_another_thread_is_in_the_ledger():
             for one in kept:
                 one * 2
 
-    with dtrrun.budget(40_000, over_budget="warn"):
+    with dtrrun.budget(40_000, over_budget="evict"):
         kept += chain(torch.randn(64, 32), 12)
         expected = bits(kept)
         thread = threading.Thread(target=work)
@@ -882,7 +882,7 @@ def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with dtrrun.budget(2_000_000, over_budget="warn") as session:
+        with dtrrun.budget(2_000_000, over_budget="evict") as session:
             found = program()
     finally:
         sys.setswitchinterval(interval)
@@ -966,7 +966,7 @@ def test_a_session_ends_while_other_threads_compute():
 
     for _ in range(20):
         stop.clear()
-        with dtrrun.budget(60_000, over_budget="warn") as session:
+        with dtrrun.budget(60_000, over_budget="evict") as session:
             kept = chain(torch.randn(64, 32), 12)
             expected = [(one * 2).sum().item() for one in kept]
             threads = [threading.Thread(target=work, args=(kept, expected)) for _ in range(2)]

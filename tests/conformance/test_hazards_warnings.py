@@ -128,7 +128,7 @@ def test_other_threads_are_warned_meanwhile():
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_: told.append(str(message))
-        with dtrrun.budget(1, over_budget="warn") as session:
+        with dtrrun.budget(1, over_budget="evict") as session:
             thread = threading.Thread(target=other)
             thread.start()
             x = torch.rand(4, 400)

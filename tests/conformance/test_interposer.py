@@ -94,7 +94,7 @@ def train(name, steps=4):
 
 
 def inside(name, budget, *, in_python=False):
-    with dtrrun.budget(budget, cost="model", over_budget="warn") as session:
+    with dtrrun.budget(budget, cost="model", over_budget="evict") as session:
         if in_python:
             session.slow_path.reasons.add("a test")
         trained = train(name)
@@ -129,7 +129,7 @@ def trained_by(rules, budget):
     torch.manual_seed(0)
     make, batch, optimizer, options = PROGRAMS["words"]
     foreseen = 0
-    with dtrrun.budget(budget, cost="model", over_budget="warn", heuristic=rules[0]) as session:
+    with dtrrun.budget(budget, cost="model", over_budget="evict", heuristic=rules[0]) as session:
         model = make()
         stepping = optimizer(model.parameters(), lr=0.01, **options)
         for step in range(4 * len(rules)):
@@ -587,7 +587,7 @@ def test_the_operators_that_are_not_timed_are_counted():
     assert 0.6 * least < counted["operators_ns"] < counted["wall_ns"]
 
 
-@pytest.mark.parametrize("over_budget", ["error", "warn"])
+@pytest.mark.parametrize("over_budget", ["error", "evict"])
 def test_an_input_stays_in_memory_while_another_is_met(over_budget):
     """Room is made for a constant from outside before the first input has been locked."""
     known, new = torch.full((250_000,), 1.0), torch.arange(250_000.0)

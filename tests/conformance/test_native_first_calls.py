@@ -158,7 +158,7 @@ def figures(signature):
 
 def run(call, *, limit, slow=False, sizes=SIZES):
     """Return the results, the known signatures, the peak, and what went to Python in the last call."""
-    with dtrrun.budget(limit, cost="model", over_budget="warn") as session:
+    with dtrrun.budget(limit, cost="model", over_budget="evict") as session:
         if slow:
             session.slow_path.reasons.add("this test")
         results = []

@@ -251,7 +251,7 @@ def test_what_loses_its_recipe_is_what_the_model_finds(seed):
     """It happens at the end of a step, or of an iteration of the outer loop."""
     draw = random.Random(seed)
     carried, mutated = [], []
-    with dtrrun.budget(4000, cost="model", over_budget="warn") as session:
+    with dtrrun.budget(4000, cost="model", over_budget="evict") as session:
         foreign = session.dtr.recipes.foreign
         weights = [torch.tensor([1.0] * 8) for _ in range(4)]  # constants
         kept = [weight * 2 for weight in weights]
@@ -279,7 +279,7 @@ def test_what_loses_its_recipe_is_what_the_model_finds(seed):
 
 
 def test_a_trusted_constant_is_no_lost_input():
-    with dtrrun.budget(1000, over_budget="warn") as session:
+    with dtrrun.budget(1000, over_budget="evict") as session:
         foreign, mutated = session.dtr.recipes.foreign, session.ledger.mutated
         weight = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy().copy()))
         kept = [weight * number for number in range(8)]

@@ -182,7 +182,7 @@ def test_kernels_of_a_library_that_is_defined_during_the_session(name):
             return program_of({name: getattr(torch.ops, SPACE + defined).op})()
 
     expected = plain(program)
-    found, report = run_inside(program, 1, over_budget="warn")
+    found, report = run_inside(program, 1, over_budget="evict")
     assert_same(expected, found, name)
     evicted = {one["name"] for one in report["operators"] if one["evictions"]}
     assert (f"{SPACE}{defined}.op" in evicted) == (name == "library number")
@@ -207,7 +207,7 @@ def test_a_kernel_of_theirs_in_place_of_one_of_pytorchs():
         return kept, torch.erf(x), *chain(x, 2)
 
     expected = plain(program)
-    found, report = run_inside(program, 1, over_budget="warn")
+    found, report = run_inside(program, 1, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert READS_STATE in {one["reason"] for one in report["pinned"]}
 

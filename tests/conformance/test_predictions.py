@@ -341,7 +341,7 @@ def test_other_heuristics_and_over_budget(heuristic, tmp_path: Path):
     log = recorded(in_place_and_dropout, tmp_path / "log", 1, STEPS)
     for budget, warn in ((90_000, False), (70_000, True), (1, True)):
         live = steps_of(
-            in_place_and_dropout, budget, heuristic=heuristic, over_budget="warn" if warn else "error"
+            in_place_and_dropout, budget, heuristic=heuristic, over_budget="evict" if warn else "error"
         )
         assert predicted(log, budget, heuristic=heuristic, warn_only=warn) == live
 

@@ -173,7 +173,7 @@ def test_a_replay_waits_for_a_thread_that_is_the_first_to_join():
             thread.join()
         return torch.cos(x)
 
-    with dtrrun.budget(1 << 20, over_budget="warn") as session:
+    with dtrrun.budget(1 << 20, over_budget="evict") as session:
         x = torch.sin(torch.arange(64.0))
         kept = chain(waits(x), 4)
         expected = bits(kept)
@@ -208,7 +208,7 @@ def test_what_a_replay_reads_is_not_written_to_meanwhile():
         weight.mul_(2)
 
     weight = torch.ones(64)  # small: when it changes, a copy is kept for what was computed from it
-    with dtrrun.budget(1 << 20, over_budget="warn") as session:
+    with dtrrun.budget(1 << 20, over_budget="evict") as session:
         thread = threading.Thread(target=write)
         y = slow(weight)
         session.set_budget(1)

@@ -125,7 +125,7 @@ def test_tables_that_are_filled_before_during_or_after_the_session(filled):
 
 def test_everything_is_the_original_object_again():
     for budget in (None, 1):
-        with dtrrun.budget(budget, over_budget="warn"):
+        with dtrrun.budget(budget, over_budget="evict"):
             # Including those of PyTorch's compiler, once it has been imported.
             assert [place for place in patches.installed() if place in PLACES] == PLACES
         assert patches.installed() == []

@@ -139,7 +139,7 @@ def in_a_thread(program):
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("way", ["fast", "slow", "stress"])
 def test_a_programs_error_has_the_frames_of_a_plain_run(name, way):
-    options = {"verify": True} if way == "slow" else {"over_budget": "warn"}
+    options = {"verify": True} if way == "slow" else {"over_budget": "evict"}
     plain = caught(ERRORS[name])
     found = inside_of(ERRORS[name], 1 if way == "stress" else None, **options)
     assert type(found) is type(plain)

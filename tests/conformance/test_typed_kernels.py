@@ -121,6 +121,6 @@ def test_a_kernel_for_each_type_computes_the_same_bits(slow, verify):
         return {name: [call(name) for _ in range(3)] for name in CALLS}
 
     expected = plain(program)
-    found, report = run_inside(program, 1, slow=slow, verify=verify, over_budget="warn")
+    found, report = run_inside(program, 1, slow=slow, verify=verify, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert report["evictions"] > 100

@@ -186,7 +186,7 @@ def raised(found: list[Any]) -> str:
 def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]]:
     """Return a program's bits in a session, unchanged after its end; the probe; and the report."""
     _scramble()
-    with budget(way.budget_bytes, "cpu", slow=way.slow, over_budget="warn", verify=True) as session:
+    with budget(way.budget_bytes, "cpu", slow=way.slow, over_budget="evict", verify=True) as session:
         session._native.spoil_evicted(True)
         # Marks the program as training: otherwise all gradients would stay in memory, and none be recomputed.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)])

@@ -218,7 +218,7 @@ def decided_in(program: Program, heuristic: str, share: float) -> str:
 def _decide(program: Program, heuristic: str, budget_bytes: int | None) -> tuple[int, str]:
     """Return the peak in bytes, and the decisions."""
     world, weight = World(), torch.zeros(1, requires_grad=True)
-    over = "warn" if budget_bytes == 1 else "error"
+    over = "evict" if budget_bytes == 1 else "error"
     with dtrrun.budget(
         budget_bytes, heuristic=heuristic, over_budget=over, cost="model", device="cpu", quiet=True
     ) as session:

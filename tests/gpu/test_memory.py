@@ -30,6 +30,32 @@ def test_the_cap_is_the_allocators_own():
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 
 
+def test_an_error_that_leaves_a_block_brings_back_no_more_than_fits():
+    budget = beside() + SPACE + 200 * MIB
+    before = torch.cuda.memory_reserved()
+
+    def fail():
+        kept = chain(40)
+        raise KeyError(len(kept))
+
+    with pytest.raises(KeyError) as caught, dtrrun.budget(budget, device=DEVICE) as session:
+        fail()
+    assert session.left
+    assert torch.cuda.memory_reserved() <= session.report()["cap_bytes"] + 20 * MIB
+    (kept,) = [values["kept"] for values in variables(caught.value) if "kept" in values]
+    assert correct(kept)  # each comes back as it is read
+    assert torch.cuda.memory_reserved() > budget - before
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def variables(error):
+    """Yield those of the functions in an error's traceback."""
+    entry = error.__traceback__
+    while entry is not None:
+        yield entry.tb_frame.f_locals
+        entry = entry.tb_next
+
+
 def test_pytorchs_error_is_quoted_as_it_is_on_the_page_for_those_who_have_seen_it():
     page = Path(__file__).parents[2] / "docs" / "howto" / "out-of-memory.md"
     (quoted,) = re.findall(r"^torch.OutOfMemoryError: (.*)$", page.read_text(), re.MULTILINE)

@@ -14,7 +14,7 @@ native(
      "programs/programs::random_programs"),
     ("what has just died may be evicted", "«return ledger_.backend.has_storage(one);»", "return true;", ""),
     ("with a budget that cannot be kept, what was just recomputed is evicted",
-     "if (one->scratch) return «!(warn_only && ledger_.replaying != 0)»;", "true", ""),
+     "if (one->scratch) return «!(goes_over() && ledger_.replaying != 0)»;", "true", ""),
     ("nothing is secured before its eviction",
      "if («recipes_.secure(victim.get())») evict(victim.get(), storage);", "true",
      "hazards_mutation::weights_change_while_what_they_made_is_evicted"),

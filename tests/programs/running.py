@@ -49,7 +49,7 @@ def plain(program: Program) -> list[Any]:
 
 
 def peak_bytes(program: Program, budget_bytes: int | None) -> int:
-    with dtrrun.budget(budget_bytes, over_budget="warn", cost="model") as session:
+    with dtrrun.budget(budget_bytes, over_budget="evict", cost="model") as session:
         w = World()
         w.run(program)
         return int(session.report()["peak_bytes"])
@@ -79,7 +79,7 @@ def compare(
     with budget(
         budget_bytes,
         slow=conditions.slow,
-        over_budget="warn" if conditions.share is None else "error",
+        over_budget="evict" if conditions.share is None else "error",
         heuristic=conditions.heuristic,
         verify=True,
         cost="model",  # decisions do not depend on the machine: failures are reproducible

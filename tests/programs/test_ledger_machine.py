@@ -100,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.arrays: list[tuple[Any, Any]] = []
         self.draws = 0
-        over = "warn" if budget == 1 else "error"
+        over = "evict" if budget == 1 else "error"
         options: dict[str, Any] = {
             "over_budget": over,
             "heuristic": heuristic,

@@ -22,7 +22,7 @@ def pytest_runtest_call(item):
     evictions = 0
     if EVICTED not in os.environ:
         return (yield)
-    with budget(1, "cpu", slow=False, verify=True, over_budget="warn") as session:
+    with budget(1, "cpu", slow=False, verify=True, over_budget="evict") as session:
         try:
             result = yield
         finally:

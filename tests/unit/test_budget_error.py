@@ -1,6 +1,8 @@
 """The message when the budget is too small: every figure that it advises is enough, and none is zero."""
 
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dtrrun
+from dtrrun.core.garbage import TRIES
 from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.sizes import format_size_up, parse_size
 from dtrrun.telemetry.advice import advice
@@ -325,7 +328,8 @@ def detectron2(text):
 def test_batch_size_finders_recognise_it(device, finders):
     """They search the text of a RuntimeError that has one argument, and retry with a smaller batch."""
     error = too_small(lambda: torch.ones(1000, 1000))
-    error.explain(error.training, error.expected_bytes, device_type=device)
+    known = error._known
+    error.explain(lambda _: known, device_type=device)
     assert isinstance(error, RuntimeError)
     (text,) = error.args
     assert [finder.__name__ for finder in finders if not finder(text)] == []
@@ -362,3 +366,79 @@ def test_workers_pass_it_on():
 
 def test_its_name_is_the_one_that_a_program_knows():
     assert f"{dtrrun.BudgetError.__module__}.{dtrrun.BudgetError.__qualname__}" == "dtrrun.BudgetError"
+
+
+# -- errors that the program catches -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """The calls so far that have looked through all of Python's objects: full collections, and for advice."""
+    found = []
+    collect = gc.collect
+    monkeypatch.setattr(
+        gc, "collect", lambda *young: found.append("collect") if not young else collect(*young)
+    )
+    monkeypatch.setattr(
+        "dtrrun.runtime.session.find_training", lambda device: found.append("find") or find_training(device)
+    )
+    return found
+
+
+def refused(operator=lambda: torch.ones(1000, 1000)):
+    with pytest.raises(dtrrun.BudgetError) as caught:
+        operator()
+    return caught.value
+
+
+def test_an_error_that_nobody_reads_costs_no_search(scans, monkeypatch):
+    """A program may try a large batch at every step: only the first error is explained unasked."""
+    monkeypatch.setattr("dtrrun.core.garbage.REST", 1_000_000)  # a collection takes nothing in a test
+    x = torch.ones(100)
+    with dtrrun.budget(100_000, "cpu"):
+        scans.clear()  # those of the session before
+        for _ in range(20):
+            refused()
+        assert scans == ["find"]  # what exceeds the whole budget does not fit whatever is collected
+        for _ in range(20):
+            refused(lambda: x.repeat(180) + x.repeat(180))
+    assert scans[1:].count("find") == 0
+    assert scans.count("collect") == TRIES
+
+
+def test_an_error_that_is_read_late_says_what_was_true_when_it_was_raised():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    optimizer = torch.optim.Adam(model.parameters())
+    with dtrrun.budget(600_000, "cpu", cost="model"):
+        loss = model(torch.ones(16, 64)).square().mean()
+        first, at_once, late = refused(), refused(), refused()
+        assert str(at_once) == str(first)
+        loss.backward()
+        optimizer.step()
+        refused()
+    assert str(late) == str(at_once)
+    assert late.expected_bytes == at_once.expected_bytes > 0
+    assert repr(late) == f"BudgetError({str(late)!r})"
+
+
+def test_an_error_that_is_not_read_does_not_keep_itself_alive():
+    gone = []
+    with dtrrun.budget(100_000, "cpu"):
+        for _ in range(2):
+            try:
+                torch.ones(1000, 1000)
+            except dtrrun.BudgetError as error:
+                gone.append(weakref.ref(error))
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_program_without_the_collector_gets_no_collection(scans):
+    """It chooses itself when its finalizers run."""
+    gc.disable()
+    try:
+        with dtrrun.budget(100_000, "cpu"):
+            error = refused(lambda: torch.ones(100, 200) + torch.ones(100, 200))
+    finally:
+        gc.enable()
+    assert "collect" not in scans
+    assert "gc.disable() is respected" in str(error)

@@ -48,7 +48,7 @@ def tanh_keeps_state(monkeypatch):
 
 
 def test_state_that_a_library_advances_is_never_evicted_or_replayed_from(tanh_keeps_state):
-    with dtrrun.budget(1, over_budget="warn") as session:
+    with dtrrun.budget(1, over_budget="evict") as session:
         state = torch.ones(64).tanh()
         made = state + 1
         record = session.slow_path.version_of(state)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtrrun.runtime.observe.thrashing import GRACE_NS, WINDOW_NS, Thrashing
+from dtrrun.runtime.observe.thrashing import GRACE_NS, SPAN_NS, WINDOW_NS, Thrashing
 
 MS = 1_000_000
 
@@ -100,3 +100,37 @@ def test_a_step_under_way_is_given_time(said):
     assert said == []
     thrashing.watch(step(1, 100 * MS, GRACE_NS + 1), GRACE_NS)
     assert len(said) == 1
+
+
+def test_a_step_that_goes_on_and_on_is_mentioned_again(said):
+    """It is never ended unless the user has asked for that; the warning says how."""
+    thrashing = judge(said)
+    for seconds in range(10, 200, 10):
+        thrashing.watch(step(4, 500 * MS, seconds * 1000 * MS, evictions=1000 * seconds), GRACE_NS)
+    first, more = dict.fromkeys(said)
+    assert first.startswith("steps take more than 10 times as long as their own work (step 4: 21.0 times)")
+    assert more.startswith("step 4 has run 50,000 operators again in 50 s, 101 times its own work so far.")
+    assert more.endswith("--max-slowdown 100 --on-thrash stop ends such a run")
+
+
+def test_a_program_without_steps_is_judged_by_time(said):
+    total = step(0, 0, 0)
+
+    def goes_on(thrashing, own_ns, overhead_ns):
+        nonlocal total
+        more = step(0, own_ns, overhead_ns)
+        total = {name: total[name] + more[name] for name in total}
+        thrashing.watch_time(total)
+
+    thrashing = judge(said)
+    for _ in range(600):  # ten minutes without recomputation do not hide what follows
+        goes_on(thrashing, 1000 * MS, 0)
+    assert said == []
+    for _ in range(2):
+        goes_on(thrashing, 100 * MS, SPAN_NS)
+    assert said[0].startswith("the program takes more than 10 times as long as its own work")
+    thrashing = judge(said, 2.0, "stop")
+    goes_on(thrashing, 0, 0)
+    with pytest.raises(SystemExit):
+        goes_on(thrashing, 100 * MS, SPAN_NS)
+    assert said[-1].endswith("stopped (--on-thrash stop); a larger budget would help")

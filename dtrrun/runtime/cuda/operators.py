@@ -11,7 +11,6 @@ from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
 from dtrrun.runtime.cuda.timing import Timer
 from dtrrun.runtime.dispatch.arguments import outputs_of
 from dtrrun.runtime.dispatch.call import TensorCall
-from dtrrun.runtime.dispatch.signatures import LIMIT
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import put_back
@@ -24,6 +23,7 @@ LIBRARIES = CONVOLUTIONS | {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
 """Operators of libraries that choose and load a kernel depending on their arguments' sizes."""
 TIMED = 3
 """Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host)."""
+MOST = 10_000  # calls that are new to a session, and kernels seen: start over rather than grow forever
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 
 SIDE_STREAM = (
@@ -62,7 +62,7 @@ class CudaOperators:
         return self._young.values()
 
     def add_signature(self, key: Any, signature: Signature) -> None:
-        if len(self._young) >= LIMIT:
+        if len(self._young) >= MOST:
             self._young.clear()
         self._young[key] = signature
 
@@ -145,7 +145,7 @@ class CudaOperators:
         if self.gpu.on_side_stream() and not self.capturing:
             self._pin_side(call)
         kernel: Any = call.operator, frozenset(dtype for _, _, _, dtype, *_ in signature.geometries)
-        if call.operator.name in LIBRARIES and len(self._seen) < LIMIT:
+        if call.operator.name in LIBRARIES and len(self._seen) < MOST:
             kernel = call.operator, signature.geometries
         if kernel not in self._seen:
             self._seen.add(kernel)

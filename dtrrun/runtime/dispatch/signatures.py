@@ -14,7 +14,8 @@ from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.costs import Costs, identity
 from dtrrun.runtime.dispatch.call import TensorCall
 
-LIMIT = 50_000  # if a program's shapes never repeat, start over rather than grow forever
+LIMIT_BYTES = 16 << 20  # if a program's shapes never repeat, start over rather than grow forever
+SIGNATURE_BYTES, GEOMETRY_BYTES = 300, 220  # what one takes with its keys, and more for each tensor
 
 
 class Signatures:
@@ -40,6 +41,7 @@ class Signatures:
         self.by_key: dict[Any, Signature] = {}
         self.made: list[Signature] = []
         """On a CPU: all, in order of first calls. The native fast path makes some, under its own keys."""
+        self.nbytes = 0  # about what the signatures take
         self.known: Callable[[], Signature | None] = _nothing  # the current call's, if made natively
         self.by_formula: Callable[[], int | None] = (
             _nothing  # the bytes that the current call will allocate, if known
@@ -52,7 +54,16 @@ class Signatures:
         self.by_key.clear()
         self.made.clear()
         self.updates.clear()
+        self.nbytes = 0
         self.on_forget()
+
+    def add(self, signature: Signature) -> None:
+        """Add one that is used from now on. Starts over if all of them have come to take `LIMIT_BYTES`."""
+        if self.nbytes >= LIMIT_BYTES:
+            self.forget()
+        self.nbytes += SIGNATURE_BYTES + GEOMETRY_BYTES * len(signature.geometries)
+        if self._device is None:
+            self.made.append(signature)
 
     def all(self) -> list[Signature]:
         """Return the signatures of the calls so far, in order of their first calls."""
@@ -95,8 +106,6 @@ class Signatures:
         if signature is None and self._device is not None:
             signature = self._device.young_signature(key)
         if signature is None:
-            if max(len(self.by_key), len(self.made)) >= LIMIT:
-                self.forget()
             if self._device is None:
                 signature = (call.common and self.known()) or self._new(call, key, geometries, elsewhere)
                 self.by_key[key] = signature
@@ -109,8 +118,7 @@ class Signatures:
         self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
     ) -> Signature:
         signature = self._ledger.graph.signature(call.operator, tuple(geometries))
-        if self._device is None:
-            self.made.append(signature)
+        self.add(signature)
         known = self._costs.get(identity(key)) if self._costs else None
         if known is not None:
             signature.cost, signature.output_bytes = known

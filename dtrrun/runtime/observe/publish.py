@@ -42,6 +42,7 @@ def counters(session: Session) -> dict[str, int]:
         "operators": ledger.age,
         "steps": session.steps.count,
         "over_budget": eviction.over_budget,
+        "exceeded_bytes": ledger.exceeded_bytes if eviction.over_budget else 0,
         "verified": fingerprints.verified if fingerprints else 0,
         "verify_mismatches": sum(count for count, _ in fingerprints.mismatches.values())
         if fingerprints
@@ -86,7 +87,7 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
     return {
         "operators": operators[:TOP],
         "places": _places(session),
-        "warnings": [{"text": text, "count": count} for text, count in session.warnings.items()],
+        "warnings": warnings(session),
         "pinned": [row.table() for row in session.pinned(lately=lately)],
         "step": session.steps.last,
         "step_slowdown": session.steps.slowdowns.median(),
@@ -102,6 +103,10 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
         "compiled": {name: getattr(session.compiler, name) for name in ("graphs", "kernels", "opaque")},
         "rule": session.rule,
     }
+
+
+def warnings(session: Session) -> list[dict[str, Any]]:
+    return [{"text": text, "count": count} for text, count in session.warnings.items()]
 
 
 def _native(interposer: Interposer) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -214,13 +215,42 @@ def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Ten
                 pending += value
 
 
+class Phase(NamedTuple):
+    """What a thread is doing: a backward pass, an optimizer's step, or something that records gradients."""
+
+    backward: bool
+    optimizer: bool
+    gradients: bool
+
+
+_earlier: ContextVar[Phase | None] = ContextVar("dtrrun_phase", default=None)
+
+
+def phase() -> Phase:
+    return Phase(in_backward(), in_optimizer(), torch.is_grad_enabled())
+
+
+@contextmanager
+def as_in(earlier: Phase) -> Iterator[None]:
+    """Context: for the functions below, and for gradients, this thread is in that phase."""
+    token = _earlier.set(earlier)
+    try:
+        with torch.set_grad_enabled(earlier.gradients):
+            yield
+    finally:
+        _earlier.reset(token)
+
+
 def in_backward() -> bool:
     """Return whether this thread runs a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    earlier = _earlier.get()
+    return torch._C._current_graph_task_id() != -1 if earlier is None else earlier.backward
 
 
 def in_optimizer() -> bool:
     """Return whether this thread is in an optimizer's step, which PyTorch wraps for its hooks."""
+    if (earlier := _earlier.get()) is not None:
+        return earlier.optimizer
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__") != OPTIMIZER:
         frame = frame.f_back  # not its `f_locals`, which would keep the program's tensors alive

@@ -12,6 +12,7 @@ from dtrrun.views.text import (
     SOURCE,
     counts_of,
     duration,
+    exceeded,
     least_budget,
     native_share,
     plain,
@@ -100,7 +101,7 @@ def _problems(report: Row) -> Iterable[str]:
     if report["error"] or report["least_budget_bytes"]:
         yield f"The budget was too small: it takes {least_budget(report)}."
     if report["over_budget"]:
-        yield f"The budget was exceeded {times(report['over_budget'], 'time')}."
+        yield f"The budget was exceeded {exceeded(report)}."
     if violations and violations["count"]:
         most = format_size(violations["most_bytes"])
         yield f"By the driver, over the budget {times(violations['count'], 'time')}, by {most} at most."

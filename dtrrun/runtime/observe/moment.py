@@ -1,0 +1,55 @@
+"""What a session knew when it refused memory, for advice that is worked out only when somebody asks for it.
+
+Taking it down costs half a microsecond for each storage. By the time somebody asks, storages have died, and
+the backward pass or the optimizer's step that was under way has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from dtrrun.core.graph import Operation, Version
+from dtrrun.core.history import History
+from dtrrun.core.ledger import Ledger
+from dtrrun.runtime.observe.training_memory import as_in, phase
+
+
+class Seen(NamedTuple):
+    """A version as it was. Its recipe keeps what it reads, as the error's traceback keeps the tensors."""
+
+    key: int
+    nbytes: int
+    age: int
+    resident: bool
+    locks: int
+    used: bool
+    pin: str | None
+    operation: Operation | None
+
+
+def _seen(one: Version) -> Seen:
+    return Seen(one.key, one.nbytes, one.age, one.resident, one.locks, one.used, one.pin, one.operation)
+
+
+class Moment:
+    """A ledger as it was. It has what advice, labels and hints read of a `Ledger`, and of a `History`."""
+
+    def __init__(self, ledger: Ledger, history: History, inputs: Sequence[Version]) -> None:
+        self.key_of, self.device_type = ledger.key_of, ledger.device_type
+        self.budget_bytes, self.limit = ledger.budget_bytes, ledger.limit
+        self.former_step_age = history.former_step_age
+        self.step_age, self.overhead = ledger.step_age, dict(ledger.overhead)
+        self.versions = {key: _seen(one) for key, one in ledger.versions.items()}
+        self.scratch = [_seen(one) for one in ledger.scratch]
+        self.inputs = [_seen(one) for one in inputs]
+        self._blocks = ledger.pinned_blocks()
+        self._phase = phase()
+
+    def pinned_blocks(self) -> dict[str, int]:
+        return dict(self._blocks)
+
+    def again(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread counts as being in the phase of training of that moment."""
+        return as_in(self._phase)
