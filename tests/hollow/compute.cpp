@@ -400,6 +400,9 @@ c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
     size_t from = text.find("Tried to allocate"), to = text.find("iB.", from);
     if (from != std::string::npos && to != std::string::npos) text.replace(from, to + 3 - from, size.data());
     throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, text);
+  } catch (...) {  // dtrrun stops the allocator before it flushes, and then asks for the same again
+    refused_at = requests + 1;
+    throw;
   }
 }
 
