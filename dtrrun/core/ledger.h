@@ -31,6 +31,7 @@ class Ledger {
   int64_t step_age = 0;  // age of the first operator of the present step
   int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, peak_bytes = 0, step_peak_bytes = 0, freed_bytes = 0;
   int64_t copied_bytes = 0;  // the part of `resident_bytes` in copies of constants
+  int64_t plain_peak_bytes = 0;  // the most that the program's tensors took together, whether evicted or not: its peak without dtrrun
   int64_t reserved_bytes = 0;  // for operators in progress; other threads may not take them
   int64_t budget_bytes = -1;   // -1: none
   int64_t limit = UNLIMITED;   // what tensors may take
@@ -128,6 +129,8 @@ class Ledger {
 
   // Updates the peak with the bytes in memory at this moment.
   void note_peak(int64_t nbytes) {
+    if (replaying == 0)  // a replay makes nothing that the program does not have already
+      plain_peak_bytes = std::max(plain_peak_bytes, nbytes + evicted_bytes - scratch_bytes - copied_bytes);
     if (nbytes <= step_peak_bytes) return;
     step_peak_bytes = nbytes;
     peak_bytes = std::max(peak_bytes, nbytes);

@@ -51,6 +51,7 @@ class Ledger:
     reserved_bytes: int  # for operators in progress, which other threads may not take
     peak_bytes: int
     step_peak_bytes: int
+    plain_peak_bytes: int  # the most that the program's tensors took together, whether evicted or not
     freed_bytes: int
     recomputed_ns: int  # in operators that were run again
     collection_due_ns: int  # value of `recomputed_ns` from which making room collects garbage
