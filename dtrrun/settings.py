@@ -149,7 +149,8 @@ class RuntimeSettings:
         "Search a random sample of √n of the n evictable storages instead of all (App. E.2).", POLICY, False
     )
     remember: bool = option(
-        "Keep what --heuristic auto learns in the user's cache, and begin with it in the next run.",
+        "Keep what --heuristic auto learns in the user's cache, and begin with it in the next run; keep the "
+        "program's peak, too, for advice.",
         POLICY,
         True,
     )

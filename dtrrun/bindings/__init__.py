@@ -31,13 +31,24 @@ def load() -> ModuleType:
     return found
 
 
+def is_there() -> bool:
+    """Return whether `load` finds the extension without compiling it."""
+    shipped, built = _places()
+    return compiling.CORE_NAME in sys.modules or shipped.exists() or built.exists()
+
+
+def _places() -> tuple[Path, Path]:
+    """Return the files of the extension in a wheel and in the user's cache."""
+    name = compiling.core_binary_name()
+    built = building.cache_folder() / name.removesuffix(".so") / f"{compiling.CORE_NAME}.so"
+    return compiling.HERE / compiling.BINARIES / name, built
+
+
 @cache
 def _loaded() -> ModuleType | CannotBuild:
     if compiling.CORE_NAME in sys.modules:
         return sys.modules[compiling.CORE_NAME]
-    name = compiling.core_binary_name()
-    shipped = compiling.HERE / compiling.BINARIES / name
-    built = building.cache_folder() / name.removesuffix(".so") / f"{compiling.CORE_NAME}.so"
+    shipped, built = _places()
     try:
         if compiling.digest_of(shipped) and not compiling.digest_of(built):
             try:

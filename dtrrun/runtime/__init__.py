@@ -103,6 +103,7 @@ def finish(pid: int) -> None:
         if isinstance(session, Session):
             session.device.ended(session.steps.count)
             session.stop_learning()
+            session.keep_peak()
             session.ending = True
         session._publish()
         session.writer = None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtrrun.sizes import format_size, format_size_up
-from dtrrun.telemetry.advice import FOR_A_COMMAND, advice
+from dtrrun.telemetry.advice import FOR_A_COMMAND, Advised, advice
 
 SHOWN = 4
 """How many reasons why memory cannot be evicted are listed in the message."""
@@ -27,6 +27,9 @@ class Advice(NamedTuple):
     hint: str = ""
     pinned: dict[str, int] | None = None  # None: as the error was made with
     held_by: dict[str, str] | None = None
+    likely_bytes: int = 0
+    plain_bytes: int = 0
+    expected_slowdown: float = 1.0
 
 
 class BudgetError(torch.OutOfMemoryError):
@@ -54,6 +57,9 @@ class BudgetError(torch.OutOfMemoryError):
       unknown.
     - `training`: about how many bytes parameters, gradients and optimizer state need; None if unknown.
     - `expected_bytes`: the budget that is expected to be enough for the whole program; 0 if unknown.
+    - `likely_bytes`: a smaller one that may be enough; otherwise the same.
+    - `expected_slowdown`: how many times as long as its own work a step takes there, as far as that is known.
+    - `plain_bytes`: what earlier runs of this command have taken without a budget; 0 if unknown.
     - `device_type`: the type of the session's device.
     - `hint`: what the program itself can do, if that is known.
     - `explained`: whether the session has added what it knows.
@@ -112,6 +118,18 @@ class BudgetError(torch.OutOfMemoryError):
         return self._settled().expected_bytes
 
     @property
+    def likely_bytes(self) -> int:
+        return self._settled().likely_bytes
+
+    @property
+    def plain_bytes(self) -> int:
+        return self._settled().plain_bytes
+
+    @property
+    def expected_slowdown(self) -> float:
+        return self._settled().expected_slowdown
+
+    @property
     def hint(self) -> str:
         return self._settled().hint
 
@@ -146,6 +164,12 @@ class BudgetError(torch.OutOfMemoryError):
         if self._given is not None:
             return str(self)
         return self._text() if self._advice is None else self._text(Advice())
+
+    def keep_to(self, plain_bytes: int) -> None:
+        """Claim no more than what the program's tensors would take together without a budget, so far."""
+        if plain_bytes > self.budget_bytes:
+            self.least_budget_bytes = min(self.least_budget_bytes, plain_bytes)
+            self.called_bytes = min(self.called_bytes, plain_bytes)
 
     @property
     def least_bytes(self) -> int:
@@ -183,7 +207,9 @@ class BudgetError(torch.OutOfMemoryError):
         evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
         if self.called != self.operator:
             what = f"{self.called} needs {self.operator} to run again, and {what}"
-        least = advice(self.called, self.least_bytes, known.training, known.expected_bytes, self._how)
+        advised = Advised(self.least_bytes, known.expected_bytes, known.likely_bytes, known.plain_bytes)
+        advised = advised._replace(slowdown=known.expected_slowdown)
+        least = advice(self.called, advised, known.training, self._how)
         budget = format_size(self.budget_bytes)
         full = f"{rank}{self.device_type.upper()} out of memory. "
         hint = f" {known.hint}." if known.hint else ""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtrrun.runtime.observe.learning import Learning
     from dtrrun.runtime.observe.lookahead import Lookahead
     from dtrrun.runtime.observe.recorder import Recorder
+    from dtrrun.runtime.observe.remembered import Peak
     from dtrrun.runtime.observe.training_state import Hold
     from dtrrun.runtime.observe.verify import Fingerprints
     from dtrrun.runtime.observe.where import Where
@@ -94,6 +95,15 @@ def learning(session: Session, settings: RuntimeSettings) -> Learning | None:
     if settings.remember and settings.record_dir is not None:
         remembered = Remembered(settings.budget_bytes, session.device.type, session.warn)
     return Learning(session, remembered, settings.record_dir)
+
+
+def peak(settings: RuntimeSettings, device: str) -> Peak | None:
+    """What earlier runs of a command have needed without a budget."""
+    if not settings.remember or settings.record_dir is None:
+        return None
+    from dtrrun.runtime.observe.remembered import Peak
+
+    return Peak(device)
 
 
 def training_state(settings: RuntimeSettings, *hold: Hold) -> list[Any]:

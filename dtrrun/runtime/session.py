@@ -18,6 +18,7 @@ import torch
 from dtrrun.bindings import graph_of
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
+from dtrrun.core.heuristics import AUTO, FIRST
 from dtrrun.core.ledger import GIVEN_UP
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, storage, tracebacks
@@ -35,10 +36,11 @@ from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.ending import end_script
-from dtrrun.runtime.observe.expected import expected_budget
+from dtrrun.runtime.observe.expected import Plain, advised_budget
 from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
+from dtrrun.runtime.observe.rehearsal import Rehearsal
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
@@ -208,6 +210,8 @@ class Session:
             self.device,
         ]
         self._learning = optional.learning(self, settings)
+        self._peak = optional.peak(settings, self.device.type)
+        self._peak_of_steps = 0  # bytes: the plain peak when the last step ended
         optionals = (self._where, self._recorder, self._heap, *self._on_heap(), self._learning)
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
@@ -456,6 +460,10 @@ class Session:
         """Explain `error`, which is about to be raised to the program. inputs, failed: the call's, if any."""
         if self._learning is not None:
             self._learning.forget()
+        ledger = self.ledger
+        plain = Plain.of(ledger, self._peak_of_steps, self.steps.count, error, failed)
+        beside = (ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values())
+        error.keep_to(plain.so_far + max(*beside, 0))
         facts: dict[str, Any] = {
             "operator": error.operator,
             "needed_bytes": error.needed_bytes,
@@ -465,6 +473,9 @@ class Session:
             "called_bytes": error.called_bytes,
             "training": None,
             "expected_bytes": 0,
+            "likely_bytes": 0,
+            "expected_slowdown": 1.0,
+            "plain_bytes": 0,
             "hint": "",
             "held_by": {},
         }
@@ -472,21 +483,26 @@ class Session:
         moment: Any = Moment(self.ledger, self.dtr.history, inputs)  # in place of the parts themselves
         signatures = self.slow_path.signatures.all()
         growth = self.device.pool_growth_bytes()
+        # A later error's advice may be asked for when the graph has gone.
+        rehearsal = Rehearsal(self.dtr, self._heuristic, inputs) if is_first else None
         of_device, of_collector = self.device.hint(), "" if gc.isenabled() else UNCOLLECTED
 
         def advice(error: BudgetError) -> Advice:
             try:
                 with moment.again():
                     training = find_training(moment.device_type)
-                    expected = expected_budget(moment, signatures, training, error, moment.inputs, failed)
+                    known = plain._replace(run=self.plain_bytes())
+                    given = moment, signatures, training, error, moment.inputs, failed
+                    advised = advised_budget(*given, known, rehearsal, growth)
                     rows, holders = Labels(moment).searched(training, error.__traceback__)
-                    expected += growth if expected else 0
                     own = hint(moment, holders, error, failed, moment)
             except Exception:  # optimizers and tensors may be of any class; the program must get this error
                 return Advice(hint=". ".join(filter(None, (of_device, of_collector))))
             hints = ". ".join(filter(None, (of_device, own, self._remedy(), of_collector)))
             pinned = relabelled(facts["pinned"], rows)
-            found = Advice(training.totals(), expected, hints, pinned, held_by(rows))
+            found = Advice(training.totals(), advised.expected, hints, pinned, held_by(rows))
+            found = found._replace(likely_bytes=advised.likely, plain_bytes=advised.plain)
+            found = found._replace(expected_slowdown=advised.slowdown)
             facts.update(found._asdict())
             return found
 
@@ -501,6 +517,21 @@ class Session:
         seen = nullcontext() if self.dtr.eviction.replaying else interposed()
         with self.slow_path.turns.given_up(), seen:
             gc.collect(*generation)
+
+    @property
+    def _heuristic(self) -> str:
+        """The present heuristic, or one that needs no foresight and runs no code of the user's."""
+        name = self.settings.heuristic if self.rule is None else str(self.rule["heuristic"])
+        return FIRST if name == AUTO or ":" in name or self.ledger.policy.heuristic.foresight else name
+
+    def plain_bytes(self) -> int:
+        """Return what this command's tensors have taken in earlier runs without a budget; 0 if unknown."""
+        return 0 if self._peak is None else self._peak.read()
+
+    def keep_peak(self) -> None:
+        """Remember, at the end of the program, what its tensors would take without a budget."""
+        if self._peak is not None and self.error is None and self.ledger.age:
+            self._peak.write(self.ledger.plain_peak_bytes, self.ledger.age)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -607,6 +638,7 @@ class Session:
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
+            self._peak_of_steps = self.ledger.plain_peak_bytes
             self.device.step_ended()
             if self.steps.count <= LEARNING:
                 self.slow_path.signatures.measure_again()

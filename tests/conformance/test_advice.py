@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import dtrrun
+from dtrrun import bindings
 from dtrrun.runtime.observe.expected import Sizes
 from dtrrun.sizes import parse_size
 from tests.bench import advised
+from tests.bench.advice import Known
 
 
 class UNet(nn.Module):
@@ -138,3 +140,64 @@ def test_the_second_budget_is_enough_and_no_more_than_the_peak_and_one_operator(
     tried = attempts(program, peak * percent // 100)
     assert len(tried) == 2
     assert tried[1] <= 1.02 * (peak + operator)
+
+
+@pytest.mark.parametrize(
+    ("program", "percent"), [(advised.attention, 60), (advised.mlp, 70), (advised.penalty, 80)]
+)
+def test_what_it_takes_without_a_budget_is_known_inside_one(program, percent):
+    """The ledger counts what is evicted, and not what is held or recomputed for dtrrun's own use."""
+    with dtrrun.budget(None) as session:
+        program()
+    peak = session.ledger.plain_peak_bytes
+    assert peak == session.report()["peak_bytes"]
+    gc.collect()
+    with dtrrun.budget(peak * percent // 100) as session:
+        program()
+    assert session.dtr.eviction.evictions
+    assert session.ledger.plain_peak_bytes == peak
+
+
+def refused(program, budget, known=0):
+    gc.collect()
+    torch.manual_seed(1)
+
+    def run():
+        with dtrrun.budget(budget) as session:
+            session._peak = Known(known)
+            program()
+
+    with pytest.raises(dtrrun.BudgetError) as caught:
+        run()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("program", "percent"), [(advised.logits, 40), (advised.growing, 50), (advised.weights, 60)]
+)
+def test_advice_is_at_most_what_earlier_runs_have_taken(program, percent):
+    with dtrrun.budget(None) as session:
+        program()
+    peak = session.report()["peak_bytes"]
+    error = refused(program, peak * percent // 100, peak)
+    assert error.least_bytes <= error.likely_bytes <= error.expected_bytes <= error.plain_bytes == peak
+    gc.collect()
+    with dtrrun.budget(error.expected_bytes):
+        program()
+    larger = refused(program, peak * percent // 100, error.budget_bytes + 1)  # another program's
+    assert larger.plain_bytes == 0 or larger.expected_bytes <= larger.plain_bytes
+
+
+def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
+    """The simulator finds a budget far below the guess."""
+    bindings.load()  # a session does not build it
+    with dtrrun.budget(None) as session:
+        advised.attention()
+    peak = session.report()["peak_bytes"]
+    with_it = refused(advised.attention, peak // 5)
+    monkeypatch.setattr("dtrrun.bindings.is_there", lambda: False)
+    without = refused(advised.attention, peak // 5)
+    assert with_it.expected_bytes < 0.9 * without.expected_bytes
+    gc.collect()
+    with dtrrun.budget(with_it.expected_bytes):
+        advised.attention()

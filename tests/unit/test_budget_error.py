@@ -14,7 +14,7 @@ import dtrrun
 from dtrrun.core.garbage import TRIES
 from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.sizes import format_size_up, parse_size
-from dtrrun.telemetry.advice import advice
+from dtrrun.telemetry.advice import Advised, advice
 
 
 def too_small(program, budget=100_000):
@@ -49,18 +49,42 @@ def test_a_size_is_never_rounded_down_to_less(size):
 @pytest.mark.parametrize(
     ("expected", "rest"),
     [
-        (0, "; `dtrrun profile` finds the least budget"),
+        ((0, 0, 0), ""),
         (
-            64_321_000,
-            ". Try --budget 64.4MB (what has not run yet may need more); "
-            "`dtrrun profile` finds the least budget",
+            (64_321_000, 0, 0),
+            ". Try --budget 64.4MB (an estimate: it may take less without a budget, and what has not run yet "
+            "may need more)",
+        ),
+        ((64_321_000, 0, 80_000_000), ". Try --budget 64.4MB (without a budget it takes 80MB)"),
+        ((90_000_000, 0, 80_000_000), ". Try --budget 80MB (what it takes without a budget)"),
+        (
+            (90_000_000, 64_321_000, 80_000_000),
+            ". Try --budget 80MB (what it takes without a budget; 64.4MB may be enough)",
         ),
     ],
 )
 def test_the_advice(training, text, expected, rest):
-    if training and not expected:
-        rest = f". It has not computed with its parameters yet, so it is unknown how much it will need{rest}"
-    assert advice("aten.mm", 36_123_456, training, expected) == f"at least 36.2 MB for aten.mm{text}{rest}"
+    if training and not expected[0]:
+        rest = ". It has not computed with its parameters yet, so it is unknown how much it will need"
+    rest += "; `dtrrun profile` finds the least budget"
+    told = advice("aten.mm", Advised.of(36_123_456, *expected), training)
+    assert told == f"at least 36.2 MB for aten.mm{text}{rest}"
+
+
+@pytest.mark.parametrize("plain", [0, 30, 80])
+@pytest.mark.parametrize("likely", [0, 20, 50, 100])
+@pytest.mark.parametrize("expected", [0, 20, 50, 100])
+def test_budgets_are_in_order(expected, likely, plain):
+    """What takes more than the plain run, or less than one operator, cannot be right."""
+    found = Advised.of(40, expected, likely, plain)
+    assert bool(found.expected) == bool(expected)
+    assert found.likely <= found.expected or not expected
+    for one in (found.likely, found.expected):
+        assert not expected or found.least <= one <= (plain or 100)
+
+
+def test_what_training_needs_is_not_more_than_what_is_advised():
+    assert "parameters" not in advice("aten.mm", Advised.of(2, 9, 0, 10), {"parameters": 11})
 
 
 class Own(torch.optim.Optimizer):

@@ -11,17 +11,25 @@ basis for an estimate, and no budget is named: it would be too small again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
-from dtrrun.core.ledger import INPUT_LOST, INPUT_MUTATED, Ledger
+from dtrrun.core.ledger import COPIED, INPUT_LOST, INPUT_MUTATED, Ledger
 from dtrrun.runtime.errors import BudgetError
+from dtrrun.runtime.observe.rehearsal import Found, Rehearsal
 from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer
 from dtrrun.runtime.storage import rounded
+from dtrrun.telemetry.advice import Advised
 
 MARGIN = 1.05
+SAME = 0.98
+"""A share of another run's peak: a program that exceeds it, or falls short, is not taken to be the same."""
+SPARE, AT_MOST = 0.25, 0.1
+"""What is added to the least that a rehearsal needs, which is a guess, and where nothing runs any more: this
+share of what is no constant, or one more result, but at most that share of all."""
 LOST_PINS = (INPUT_LOST, INPUT_MUTATED)
 """Reasons why computed memory became constant."""
 NESTED = 2
@@ -33,6 +41,74 @@ UPDATES = ("aten._foreach", "aten._fused")
 JOINING = {"aten.add", "aten.add_"}
 
 
+class Plain(NamedTuple):
+    """What is known of the program's memory without a budget, in bytes of tensors; 0 if unknown.
+
+    run: of earlier runs. of_steps: of this run, when its last step ended. steps: how many there were. now,
+    so_far: with the operator that did not fit.
+    """
+
+    run: int = 0
+    of_steps: int = 0
+    steps: int = 0
+    now: int = 0
+    so_far: int = 0
+
+    @classmethod
+    def of(
+        cls, ledger: Ledger, of_steps: int, steps: int, error: BudgetError, failed: Signature | None
+    ) -> Plain:
+        """Return what is known of this run."""
+        now = ledger.resident_bytes + ledger.evicted_bytes - ledger.scratch_bytes - ledger.copied_bytes
+        now += failed.output_bytes if failed is not None else error.needed_bytes
+        return cls(0, of_steps, steps, now, max(ledger.plain_peak_bytes, now))
+
+
+def advised_budget(
+    ledger: Ledger,
+    signatures: Iterable[Signature],
+    training: Training,
+    error: BudgetError,
+    inputs: Sequence[Version] = (),
+    failed: Signature | None = None,
+    plain: Plain = Plain(),  # noqa: B008 - it is immutable
+    rehearsal: Rehearsal | None = None,
+    growth: int = 0,
+) -> Advised:
+    """Return the budgets to tell the user about. The first arguments are those of `expected_budget`.
+
+    growth: bytes of the budget that are going to be neither tensors nor overhead.
+
+    What the program's tensors take together, evicted or not, is always enough: so far, in a whole run, or in
+    a step like those before.
+    """
+    estimate, slowdown = expected_budget(ledger, signatures, training, error, inputs, failed, rehearsal)
+    estimate += growth if estimate else 0
+    beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+    beside += growth
+    so_far, least = plain.so_far + beside, error.least_bytes
+    trains = torch.is_grad_enabled() or in_backward() or in_optimizer()
+    if plain.run and SAME * so_far <= plain.run + beside and plain.run + beside > error.budget_bytes:
+        most = max(plain.run + beside, so_far)
+        # What has not been seen may all have to stay in memory.
+        seen = max(so_far, plain.now + beside + training.to_come_bytes(ledger.key_of))
+        unseen = max(most - seen, 0) if SAME * seen < most else 0
+        expected = estimate + unseen if estimate and trains else most
+        if expected >= SAME * most:
+            expected = most
+        return Advised.of(least, expected, estimate, most, slowdown if expected == estimate else 1.0)
+    if estimate and plain.of_steps:
+        most = plain.of_steps + beside
+        if plain.steps < 2 * len(training.optimizers):  # not all steps began with the state of the optimizers
+            most += training.totals()["optimizer"] or 0
+        most = max(most, so_far)
+        if not trains:  # an evaluation, or a part of a step that is recomputed in the backward pass
+            return Advised.of(least, max(most, estimate), estimate, 0, 1.0)
+        if most < estimate:
+            estimate, slowdown = most, 1.0
+    return Advised.of(least, estimate, 0, 0, slowdown)
+
+
 def expected_budget(
     ledger: Ledger,
     signatures: Iterable[Signature],
@@ -40,18 +116,19 @@ def expected_budget(
     error: BudgetError,
     inputs: Sequence[Version] = (),
     failed: Signature | None = None,
-) -> int:
-    """Return the budget in bytes; 0 if nothing is known.
+    rehearsal: Rehearsal | None = None,
+) -> Found:
+    """Return the budget; 0 bytes if nothing is known.
 
     signatures: of the calls so far, including the one that failed. inputs, failed: the inputs and signature
-    of the call that failed, if it was a call.
+    of the call that failed, if it was a call. rehearsal: of a backward pass, which is better than a guess.
     """
     assert ledger.budget_bytes is not None
     trained = training.present(ledger.key_of)
     operations = list(_operations(ledger, inputs))
     updates = in_optimizer()
     if not (updates or in_backward() or _begun(ledger, training, trained, operations, inputs, failed)):
-        return 0
+        return Found(0, 1.0)
     unseen = kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
     sizes = {rounded(one.numel() * one.element_size()) for one in training.parameters}
     lost = 0
@@ -96,7 +173,16 @@ def expected_budget(
         needed = min(needed, whole + max((one.nbytes for one in known), default=0))
     # The optimizer's temporary memory may already exist: it becomes constant when the weights change.
     update = kept + training.update_bytes() - lost
-    return max(int(MARGIN * max(needed, update, error.least_bytes)), kept + larger)
+    slowdown = 1.0
+    if rehearsal is not None and failed is not None and in_backward():
+        with suppress(Exception):  # what the simulator makes of a guess: without it, the rest stands
+            found = rehearsal.backward(failed, training.trained(ledger.key_of), to_come)
+            if found is not None:
+                slowdown = found.slowdown
+                needed = found.nbytes + around - ledger.pinned_blocks().get(COPIED, 0)
+                result = max((one.result for one in known), default=0)
+                needed += int(max(SPARE * (needed - kept), min(result, AT_MOST * needed)))
+    return Found(max(int(MARGIN * max(needed, update, error.least_bytes)), kept + larger), slowdown)
 
 
 def _begun(

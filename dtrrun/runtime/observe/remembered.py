@@ -1,4 +1,4 @@
-"""What runs have learned about a program, in the user's cache: a file for each program and budget."""
+"""What runs have learned about a program, in the user's cache: rules by budget, and peaks without one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,38 @@ MOST = 200
 UNWRITTEN = "cannot keep what was learned about this program for the next run ({why})"
 
 
-def cache_folder() -> Path:
+def cache_folder(kind: str = "rules") -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "dtrrun", "rules")
+    return Path(base, "dtrrun", kind)
+
+
+def _named(*facts: Any) -> str:
+    """Return a name for this program, run in this folder as this rank, and for `facts`."""
+    try:
+        folder = os.getcwd()
+    except OSError:  # it has been removed
+        folder = ""
+    program = [FORMAT, sys.orig_argv[1:], folder, *facts, torch.__version__, os.environ.get("RANK", "")]
+    return hashlib.sha256(json.dumps(program).encode()).hexdigest()[:32]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file of the cache, and delete the oldest beside it. Raises OSError."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # left by a killed process with the same id
+        with open_private(part, "wb") as file:
+            file.write(content)
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    with suppress(OSError):  # other processes may be deleting the same files
+        kept = sorted(path.parent.iterdir(), key=lambda one: one.stat().st_mtime_ns)
+        for one in kept[:-MOST]:
+            one.unlink()
 
 
 class Remembered:
@@ -33,14 +62,7 @@ class Remembered:
 
     def __init__(self, budget_bytes: int, device: str, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        try:
-            folder = os.getcwd()
-        except OSError:  # it has been removed
-            folder = ""
-        program = [FORMAT, sys.orig_argv[1:], folder, budget_bytes, device, torch.__version__]
-        program.append(os.environ.get("RANK", ""))
-        digest = hashlib.sha256(json.dumps(program).encode()).hexdigest()
-        self._path = cache_folder() / f"{digest[:32]}.json.gz"
+        self._path = cache_folder() / f"{_named(budget_bytes, device)}.json.gz"
 
     def read(self) -> dict[str, Any] | None:
         """Return what was kept, or None if nothing can be read."""
@@ -62,19 +84,41 @@ class Remembered:
 
     def write(self, found: dict[str, Any]) -> None:
         """Replace the file's content. Warn if that is impossible."""
-        part = self._path.with_suffix(f".{os.getpid()}")
         content = gzip.compress(json.dumps(found, separators=(",", ":")).encode(), 6, mtime=0)
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)  # left by a killed process with the same id
-            with open_private(part, "wb") as file:
-                file.write(content)
-            os.replace(part, self._path)
+            _replace(self._path, content)
         except OSError as error:
-            with suppress(OSError):
-                part.unlink()
             self._warn(UNWRITTEN.format(why=error.strerror))
-        with suppress(OSError):  # other processes may be deleting the same files
-            kept = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            for path in kept[:-MOST]:
-                path.unlink()
+
+
+class Peak:
+    """The file with the peak that this program would have without a budget, as earlier runs have seen it.
+
+    The program is known by its command line and by the contents of its script. If something else has changed,
+    such as a module that it imports, the peak is not this program's, and whoever reads it must check that.
+    """
+
+    def __init__(self, device: str) -> None:
+        script = b""
+        with suppress(OSError, IndexError):
+            script = Path(sys.argv[0]).read_bytes()
+        self._path = cache_folder("peaks") / f"{_named(device, hashlib.sha256(script).hexdigest())}.json"
+
+    def read(self) -> int:
+        """Return the bytes of tensors; 0 if unknown."""
+        return self._read()[0]
+
+    def write(self, nbytes: int, operators: int) -> None:
+        """Keep the peak of a run with this many operators, unless a longer one has seen more."""
+        before, longest = self._read()
+        if (nbytes, operators) == (before, longest) or (nbytes < before and operators < longest):
+            return
+        with suppress(OSError):  # only advice depends on it
+            _replace(self._path, json.dumps([nbytes, max(operators, longest)]).encode())
+
+    def _read(self) -> tuple[int, int]:
+        try:
+            nbytes, operators = map(int, json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return 0, 0
+        return nbytes, operators

@@ -81,6 +81,10 @@ class Training(NamedTuple):
     def has_gradients(self) -> bool:
         return any(_gradient(one) is not None for one in self.parameters)
 
+    def trained(self, key_of: Callable[[Any], int]) -> dict[int, int]:
+        """Return the bytes of the parameters that may get a gradient, by storage."""
+        return by_storage(self._trained(), key_of)
+
     def without_gradient(self, key_of: Callable[[Any], int]) -> dict[int, int]:
         """Return the bytes of the parameters that may get a gradient but have none, by storage."""
         return by_storage((one for one in self._trained() if _gradient(one) is None), key_of)
