@@ -159,7 +159,7 @@ def profile(page: str) -> list[str]:
             plain=True,
             points={
                 best["budget_bytes"]: SimpleNamespace(
-                    heuristic=best["heuristic"], slowdown=best["measured"]["slowdown"]
+                    heuristic=best["heuristic"], told_slowdown=best["measured"]["slowdown"]
                 )
             },
             steps=found["steps"],

@@ -347,6 +347,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       DTRRUN_FIGURE(age), DTRRUN_FIGURE(clock), DTRRUN_FIGURE(step_age), DTRRUN_FIGURE(resident_bytes),
       DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(peak_bytes),
       DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
+      DTRRUN_FIGURE(recomputed_cost),
       DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(limit), DTRRUN_FIGURE(least_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},
       {"decisions", get_figure<&Ledger::decisions>, nullptr, nullptr, nullptr},

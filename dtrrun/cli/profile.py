@@ -72,7 +72,7 @@ class Profile:
     range: tuple[int, int] | None = option(
         "The whole numbers to try for that option.", WHAT, read=Reader("LOW:HIGH", parse_range)
     )
-    steps: int = option("How many optimizer steps each run makes.", HOW, 3)
+    steps: int = option("How many optimizer steps each run makes.", HOW, 5)
     heuristic: Sequence[str] = option(
         "The heuristics to choose from.", HOW, ("h_dtr_eq", "h_chain", FIRST), read=values.heuristics
     )

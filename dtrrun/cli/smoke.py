@@ -23,6 +23,7 @@ from dtrrun.sizes import parse_size
 from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowdown, check_state, skipped
 from dtrrun.smoke.junit import junit
 from dtrrun.smoke.runs import Run, run_once
+from dtrrun.telemetry.fields import ENOUGH_STEPS
 from dtrrun.views.text import plain as safe
 from dtrrun.views.text import times
 
@@ -60,7 +61,7 @@ class Smoke:
         WHAT,
         read=values.amount,
     )
-    steps: int = option("End each run after N optimizer steps.", WHAT, 3)
+    steps: int = option("End each run after N optimizer steps.", WHAT, 5)
     max_slowdown: float | None = option(
         "Fail if a step in the budget takes more than X times as long as a plain one (no limit by default).",
         WHAT,
@@ -88,6 +89,8 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
     its own.
     """
     json, quiet = given.json, given.quiet
+    if given.max_slowdown is not None and given.steps < ENOUGH_STEPS:
+        raise LaunchError(f"--max-slowdown: this needs at least {ENOUGH_STEPS} --steps")
     options = inside_another(collect(given.of_run), limits=False)
     for warning in options.warnings if not quiet else ():
         say(f"warning: {warning}")

@@ -54,6 +54,7 @@ class Ledger:
     plain_peak_bytes: int  # the most that the program's tensors took together, whether evicted or not
     freed_bytes: int
     recomputed_ns: int  # in operators that were run again
+    recomputed_cost: int  # the part of `clock` that they are
     collection_due_ns: int  # value of `recomputed_ns` from which making room collects garbage
     least_bytes: int  # smaller storages are not worth a search
     paused: int  # how many times eviction is disabled at present

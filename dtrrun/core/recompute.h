@@ -43,6 +43,7 @@ class Recomputer {
     now.held.clear();
     ledger.recomputed_ns += now.cost;
     ledger.clock += maker->signature->cost;
+    ledger.recomputed_cost += maker->signature->cost;
     collect(now);
     for (const VersionRef& source : taken) ledger.policy->released(source.get());  // only now does nothing evicted depend on it
     backend.ran(now);

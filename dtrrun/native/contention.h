@@ -5,10 +5,14 @@
 // the budget. A call that was not interrupted counts in full, with all that it has waited for, such as its own threads.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <utility>
 
 namespace dtrrun {
 
@@ -55,6 +59,40 @@ class OwnTime {
   bool wanted_;
   int64_t started_;
   Usage before_;
+};
+
+// How long this thread has been ready to run while others had the processor, as Linux counts it.
+class ProcessorWait {
+ public:
+  static constexpr int64_t LONG_NS = 100'000;
+
+  // Returns the part of a time in which this thread ran. A brief time that took `LONG_NS` was interrupted: then it leaves out
+  // how long the thread has waited since it last asked, which takes 1 µs.
+  static int64_t without(int64_t ns) {
+    if (ns < LONG_NS) return ns;
+    static thread_local ProcessorWait own;
+    int64_t before = std::exchange(own.known_, own.read());
+    return std::max<int64_t>(ns - (own.known_ - before), 0);
+  }
+
+ private:
+  ProcessorWait() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)), known_(read()) {}
+  ~ProcessorWait() {
+    if (file_ >= 0) close(file_);
+  }
+  int64_t read() const {
+    char text[64];
+    ssize_t length = file_ < 0 ? -1 : pread(file_, text, sizeof text - 1, 0);
+    long long ran, waited = 0;
+    if (length > 0) {
+      text[length] = 0;
+      if (sscanf(text, "%lld %lld", &ran, &waited) != 2) waited = 0;
+    }
+    return waited;
+  }
+
+  const int file_;
+  int64_t known_;
 };
 
 }  // namespace dtrrun

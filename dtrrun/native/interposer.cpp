@@ -239,11 +239,13 @@ PyObject* was_excluded(PyObject*, PyObject* name) {
 // Called when a gradient of `leaf` has arrived.
 PyObject* gradient_arrived(PyObject* otherwise, PyObject* leaf) {
   return guarded([&]() -> PyObject* {
+    Stopwatch watch;
     auto session = interposer;
     if (session && THPVariable_Check(leaf)) {
       const at::Tensor& gradient = THPVariable_Unpack(leaf).grad();
       if (!gradient.defined() || session->pin_gradient(gradient)) return Ref::copy(Py_None).release();
     }
+    Stopwatch::Pause pause(watch);
     return PyObject_CallOneArg(otherwise, leaf);
   });
 }
@@ -259,9 +261,11 @@ PyObject* forget(PyObject*, PyObject*) {
 }
 
 PyObject* counters(PyObject*, PyObject*) {
-  if (!interposer) return Py_BuildValue("(ii)", 0, 0);
-  return Py_BuildValue("(LL)", static_cast<long long>(interposer->operators_ns),
-                       static_cast<long long>(interposer->bookkeeping_ns));
+  if (!interposer) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
+  return Py_BuildValue("(LLLLL)", static_cast<long long>(interposer->operators_ns),
+                       static_cast<long long>(interposer->bookkeeping_ns),
+                       static_cast<long long>(interposer->brief_operators_ns), static_cast<long long>(interposer->own_ns()),
+                       static_cast<long long>(interposer->cold_ns()));
 }
 
 template <int64_t OperatorInfo::*counter>
@@ -540,7 +544,8 @@ PyMethodDef methods[] = {
     {"gradient_hook", gradient_hook, METH_O,
      "gradient_hook(otherwise): return a hook that pins the gradients of leaves. It calls `otherwise` where Python must."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
-    {"counters", counters, METH_NOARGS, "Return (ns in operators, ns of bookkeeping) of the fast path."},
+    {"counters", counters, METH_NOARGS,
+     "Return ns of the fast path: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
     {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS,
      "Return how often each operator was handled in Python, by name."},
     {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS,

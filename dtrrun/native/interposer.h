@@ -68,13 +68,14 @@ class Interposer {
     if (is_without_memory(arrival) || !is_used_by(arrival)) {
       Off off;
       Gil::Released released(gil);
+      Stopwatch::Pause pause(watch);
       arrival.run();
       return;
     }
     OperatorInfo& info = operators_.of(arrival.op);
     Body* body = Body::innermost;
     if (info.composite || (body != nullptr && info.foreign)) {
-      take_apart(info, arrival, gil);
+      take_apart(info, arrival, gil, watch);
       return;
     }
     Off off;
@@ -83,6 +84,7 @@ class Interposer {
       body->calls(arrival, versions_);
       {
         Gil::Released released(gil);
+        Stopwatch::Pause pause(watch);
         Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { arrival.run(); });
       }
       body->made(arrival);
@@ -91,16 +93,17 @@ class Interposer {
     if (info.handler == HandlerKind::NO_TENSORS) {  // profiler markers, which every optimizer step has
       info.native_calls++;
       Gil::Released released(gil);
+      Stopwatch::Pause pause(watch);
       arrival.run();
       return;
     }
     ActiveThreadGuard visit(*this);
     Key missed;  // set for a call that is the first of its kind
     if (info.handler != HandlerKind::PYTHON && may_be_fast() && in_turn(info, arrival, gil, watch, missed)) {
-      tick_after(left_);
+      tick_after(left_, watch);
       return;
     }
-    in_python(info, arrival, missed);
+    in_python(info, arrival, watch, missed);
   }
 
   // Returns true if a tensor's memory is, as far as is known, an initialised constant of the session.
@@ -225,7 +228,11 @@ class Interposer {
   bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
 
   Device device;
-  int64_t operators_ns = 0, bookkeeping_ns = 0;
+  // Time in the program's operators, and of our own: measured, or estimated from those that were timed. In the estimates, no
+  // thread waits for a processor.
+  int64_t operators_ns = 0, bookkeeping_ns = 0, brief_operators_ns = 0;
+  int64_t own_ns() const { return Stopwatch::own_ns() - own_before_; }
+  int64_t cold_ns() const { return Stopwatch::cold_ns() - cold_before_; }
 
   // Returns the active session, or null. Requires the GIL.
   static std::shared_ptr<Interposer>& current() {
@@ -291,7 +298,7 @@ class Interposer {
   // Returns false if the operator must be handled in Python.
   bool in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed) {
     if (shared_ && info.foreign) return false;  // it may wait for another thread
-    if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival)) return true;
+    if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival, watch)) return true;
     Turn turn(lock_, shared_);
     watch.leave_out(turn.waited_ns);
     FastPathScope inside(*this, turn);
@@ -307,8 +314,10 @@ class Interposer {
     return done;
   }
   bool natively(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
-    if (info.handler == HandlerKind::VIEW)
+    if (info.handler == HandlerKind::VIEW) {
+      watch.is_view();
       return versions_.observers.any() ? observed_view(info, arrival, watch, missed, turn) : view(info, arrival, watch);
+    }
     if (info.handler != HandlerKind::LISTS) return fast(info, arrival, gil, watch, missed, turn);
     return update_lists(info, arrival, gil, watch) || fast(info, arrival, gil, watch, missed, turn);
   }
@@ -316,7 +325,7 @@ class Interposer {
   // -- an operator in Python -----------------------------------------------------------------------
 
   // missed: the key of its signature if the fast path did not know it, else empty.
-  void in_python(OperatorInfo& info, Arrival& arrival, const Key& missed) {
+  void in_python(OperatorInfo& info, Arrival& arrival, Stopwatch& watch, const Key& missed) {
     info.python_calls++;
     Stack made;
     Ref signature;
@@ -337,7 +346,10 @@ class Interposer {
       bool may_evict = ledger.budget_bytes >= 0;
       Anchors anchors(versions_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
       PyObject* given[] = {info.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
-      result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
+      {
+        Stopwatch::Pause pause(watch);  // it measures its own time
+        result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
+      }
       made = std::move(call.results);
       signature = std::move(call.signature);
       unpredicted = call.unpredicted;
@@ -350,9 +362,10 @@ class Interposer {
   }
 
   // In inference mode, composites arrive whole. Runs one such that its parts arrive in turn.
-  void take_apart(OperatorInfo& info, Arrival& arrival, const Gil& gil) {
+  void take_apart(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
     PyObject* kernel = PyDict_GetItemWithError(kernels_.get(), info.func.get());  // hashes it in Python
     if (kernel == nullptr && PyErr_Occurred()) raise();
+    Stopwatch::Pause pause(watch);  // its parts arrive
     if (kernel == nullptr) {
       Gil::Released released(gil);
       arrival.run();
@@ -419,7 +432,7 @@ class Interposer {
 
   // -- views -----------------------------------------------------------------------------------------
 
-  bool view(OperatorInfo& info, Arrival& arrival, const Stopwatch& watch) {
+  bool view(OperatorInfo& info, Arrival& arrival, Stopwatch& watch) {
     ledger.collect_dead();
     const at::Tensor* first = arrival.first();
     if (first == nullptr || !is_plain(*first)) return false;
@@ -428,15 +441,14 @@ class Interposer {
     found->last_access = ledger.clock;
     int64_t started = watch.is_on() ? now_ns() : 0;
     arrival.run();  // too short to release the GIL for
-    if (watch.is_on()) operators_ns += Stopwatch::EACH * (now_ns() - started);
+    if (watch.is_on()) add_brief(now_ns() - started, watch);
     ledger.age++;
-    bookkeeping_ns += watch.before(started);
     info.native_calls++;
     return true;
   }
 
   // `view`, while operators are observed: it needs a signature, which holds its cost.
-  bool observed_view(OperatorInfo& info, Arrival& arrival, const Stopwatch& watch, Key& missed, Turn& turn) {
+  bool observed_view(OperatorInfo& info, Arrival& arrival, Stopwatch& watch, Key& missed, Turn& turn) {
     ledger.collect_dead();
     FastCall call(info, arrival, turn, versions_, device);
     if (!describer_.describe(call)) return false;
@@ -459,20 +471,23 @@ class Interposer {
   // `view`, without waiting for a turn and without recording anything. The caller holds the GIL, as when it asks a view for its
   // `grad_fn`, and may hold a PyTorch mutex, too. Waiting for a turn would release the GIL, as may any Python code, to a thread
   // that waits for that mutex while it holds the GIL.
-  bool view_out_of_turn(OperatorInfo& info, Arrival& arrival) {
+  bool view_out_of_turn(OperatorInfo& info, Arrival& arrival, Stopwatch& watch) {
     const at::Tensor* first = arrival.first();
     if (first == nullptr || !is_plain(*first)) return false;
     ledger.some_died();  // reports deaths to the table
     const Version* found = versions_.of(*first);
     if (found == nullptr || !(found->resident || info.untouching)) return false;
-    arrival.run();
+    {
+      Stopwatch::Pause pause(watch);
+      arrival.run();
+    }
     info.native_calls++;
     return true;
   }
 
   // -- lists -----------------------------------------------------------------------------------------
 
-  bool update_lists(OperatorInfo& info, Arrival& arrival, const Gil& gil, const Stopwatch& watch) {
+  bool update_lists(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
     if (!lists_.prepare(info, arrival.schema(), arrival.values())) return false;
     Observed observed(observation_, info, arrival, lists_.prepared());
     observed.runs(true);
@@ -492,15 +507,22 @@ class Interposer {
       throw;
     }
     operators_ns += ended - started;
-    bookkeeping_ns += watch.before(started);
+    watch.leave_out(ended - started);
     info.native_calls++;
     left_ = ended;
     return true;
   }
 
-  void tick_after(int64_t now) {
+  // ns: the time of a brief operator's kernel, which stands for others.
+  void add_brief(int64_t ns, Stopwatch& watch) {
+    watch.leave_out(ns);
+    brief_operators_ns += Stopwatch::for_all(ns);
+  }
+
+  void tick_after(int64_t now, Stopwatch& watch) {
     if (now <= next_look_) return;
     next_look_ = now + 5'000'000;
+    Stopwatch::Pause pause(watch);  // it measures its own time
     if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
   }
 
@@ -536,11 +558,15 @@ class Interposer {
     finish(call);
     call_observer_.called();
     if (call.is_first) describer_.remember(missed, call.its_signature.get());
+    watch.leave_out(turn.waited_ns - waited);
     if (timed) {
-      left_ = now_ns();
-      operators_ns += (brief ? Stopwatch::EACH : 1) * (ended - started);
-      if (watch.is_on())
-        bookkeeping_ns += watch.before(started) + Stopwatch::EACH * (left_ - ended - (turn.waited_ns - waited));
+      left_ = ended;
+      if (brief) {
+        add_brief(ended - started, watch);
+      } else {
+        operators_ns += ended - started;
+        watch.leave_out(ended - started);
+      }
     }
     info.native_calls++;
     return true;
@@ -585,7 +611,8 @@ class Interposer {
   Ref known_home_;
   unsigned long home_thread_ = 0;  // the value of `known_home_`
   bool shared_ = false;  // by several threads, which take turns with `lock_`
-  int64_t next_look_ = 0, left_ = 0;
+  int64_t next_look_ = 0, left_ = 0;  // left_: when one was timed last
+  const int64_t own_before_ = Stopwatch::own_ns(), cold_before_ = Stopwatch::cold_ns();
 };
 
 }  // namespace dtrrun

@@ -49,6 +49,11 @@ class Point:
             return self.trial.slowdown if self.trial.status == OK else None
         return self.predicted.slowdown if self.predicted.status == OK else None
 
+    @property
+    def told_slowdown(self) -> float | None:
+        """Return `slowdown` as it is told to users: None if the run made too few steps to say."""
+        return self.slowdown if self.trial is None else self.trial.told_slowdown
+
 
 @dataclass
 class Curve:

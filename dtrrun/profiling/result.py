@@ -13,7 +13,7 @@ import yaml
 
 from dtrrun.profiling.curve import Point
 from dtrrun.profiling.study import Study
-from dtrrun.profiling.trial import OK, Trial
+from dtrrun.profiling.trial import Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.private import open_private
@@ -71,7 +71,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     return {
         "status": trial.status,
         "exit_code": trial.returncode,
-        "slowdown": trial.slowdown if trial.status == OK else None,
+        "slowdown": trial.told_slowdown,
         "evictions": sum(step.evictions for step in trial.steps),
         "rematerializations": sum(step.rematerializations for step in trial.steps),
         "peak_bytes": trial.peak_bytes,
@@ -120,7 +120,7 @@ def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
     facts = [
         f"plain peak {format_size(study.peak)}",
         f"minimum {format_size(study.minimum)}" if study.minimum else "",
-        f"this budget: {point.slowdown:.2f} times the plain time" if point.slowdown else "",
+        f"this budget: {told:.2f} times the plain time" if (told := point.told_slowdown) else "",
     ]
     options = {"budget": f"{study.recommended}B", "heuristic": point.heuristic, "costs": costs.name}
     target = "".join(c if c.isprintable() else "?" for c in shlex.join(words))

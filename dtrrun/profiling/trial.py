@@ -13,7 +13,7 @@ from dtrrun.launch.outcome import Marks, judge, read_marks
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
-from dtrrun.telemetry.fields import OVERHEADS
+from dtrrun.telemetry.fields import ENOUGH_STEPS, OVERHEADS
 from dtrrun.telemetry.record import Snapshot, read_all
 
 OK, TOO_SMALL, THRASH, FAILED = "ok", "too small", "thrash", "failed"
@@ -65,6 +65,11 @@ class Trial:
     def slowdown(self) -> float | None:
         """Return the time relative to that without a budget, excluding the first step."""
         return slowdown(self.steps)
+
+    @property
+    def told_slowdown(self) -> float | None:
+        """Return `slowdown` as it is told to users: None if there are too few steps to say, or it failed."""
+        return self.slowdown if self.status == OK and len(self.steps) >= ENOUGH_STEPS else None
 
 
 def later(steps: Sequence[MeasuredStep]) -> Sequence[MeasuredStep]:

@@ -78,7 +78,7 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until the returned function is called. Raises BudgetError."""
-        with _unnoticed():
+        with self._slow_path.own(), _unnoticed():
             self._join(tensors)
             with self._slow_path.lock:
                 unlock = self._locked(tensors)
@@ -123,7 +123,7 @@ class Access:
         unlock = self.lock([tensor])
         if writes or escapes:
             try:
-                with _unnoticed():
+                with self._slow_path.own(), _unnoticed():
                     if writes:
                         self._hand_out(tensor, escapes)
                     else:

@@ -40,6 +40,7 @@ from dtrrun.runtime.observe.expected import Plain, advised_budget
 from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
+from dtrrun.runtime.observe.own_time import DISPLACED, DISPLACED_BY_PYTHON, OwnTime, ProcessorWait
 from dtrrun.runtime.observe.rehearsal import Rehearsal
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
@@ -166,11 +167,15 @@ class Session:
             self._native, self.slow_path, self._threaded, self.alert
         )
         self._started_ns = now_ns()
+        self._waits, self._own_time = ProcessorWait(), OwnTime(3)
+        self._waited_ns = self._waits.ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
         self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish, self._remedy)
         self._labels = Labels(self.ledger)
-        self.steps = StepClock(lambda: publish.totals(self), self._step_ended, self._labels.stepped)
+        self.steps = StepClock(
+            lambda: publish.totals(self), self._step_ended, self._labels.stepped, self.slow_path.own
+        )
         self._access = Access(self.slow_path)
         self.interposer.touch = self._access.touched
         self._gradients = Gradients(self._access.pin, self._access.keep_weight, self._native)
@@ -185,7 +190,7 @@ class Session:
         backends = sorted({"CPU", self.device.type.upper()})
         composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
         self._parts: list[Any] = [
-            Escapes(self._access.reach),
+            Escapes(self._access.reach, self.slow_path.own),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, self._native, kernels, backends),
             composites,
@@ -193,7 +198,7 @@ class Session:
             Libraries(self.slow_path),
             Resizes(self.slow_path),
             self._gradients,
-            Functions(self._access.lock),
+            Functions(self._access.lock, self.slow_path.own),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
             Reducers(self.slow_path),
             Scripts(),
@@ -537,19 +542,31 @@ class Session:
 
     def times(self) -> dict[str, int]:
         """Return the nanoseconds since the session's start, in total and by purpose."""
-        policy = self.dtr.policy
+        policy, ledger, on_gpu = self.dtr.policy, self.ledger, self.device.type != "cpu"
+        wall = now_ns() - self._started_ns
+        waited = self._waits.ns() - self._waited_ns
+        brief, own, cold = self._own_time.add(wall, waited, self.interposer.brief_ns)
+        own += self.slow_path.brief_ns
+        displaced = round(DISPLACED * cold + DISPLACED_BY_PYTHON * self.slow_path.brief_ns)
+        operators = self.interposer.operators_ns + brief
+        recomputing, making_room = self.dtr.rematerializer.operators_ns, self.dtr.eviction.making_room_ns
+        bookkeeping = (
+            self.interposer.bookkeeping_ns
+            + own
+            + self.dtr.rematerializer.under_way_ns()
+            - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
+        )
+        rest = wall - operators - recomputing - making_room - bookkeeping
+        bookkeeping += max(min(displaced, rest), 0)
         return {
-            "wall_ns": now_ns() - self._started_ns,
-            "operators_ns": self.interposer.operators_ns,
-            "rematerialization_ns": self.dtr.rematerializer.operators_ns,
+            "wall_ns": wall,
+            "operators_ns": operators,
+            "rematerialization_ns": recomputing,
             "scoring_ns": policy.scoring_ns,
             "search_ns": policy.search_ns,
-            "bookkeeping_ns": self.interposer.bookkeeping_ns
-            + self.dtr.eviction.making_room_ns
-            + self.dtr.rematerializer.under_way_ns()
-            - policy.scoring_ns
-            - policy.search_ns
-            - (shapes.loading_ns - self._loading_ns),  # an import, not work on a step
+            "bookkeeping_ns": bookkeeping + making_room - policy.scoring_ns - policy.search_ns,
+            "device_operators_ns": ledger.clock - ledger.recomputed_cost if on_gpu else 0,
+            "device_rematerialization_ns": ledger.recomputed_cost if on_gpu else 0,
         }
 
     def stop_learning(self) -> None:
@@ -559,6 +576,11 @@ class Session:
 
     def _tick(self) -> None:
         """Called periodically, by operators and in replays. Sets the time of the next call."""
+        # In a replay, its time is that of the rematerialization.
+        with nullcontext() if self.dtr.eviction.replaying else self.slow_path.own():
+            self._tick_now()
+
+    def _tick_now(self) -> None:
         if self._final is not None:
             return self._look_whether_over()
         # Not within a replay: compaction may itself replay, which would tick again.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dtrrun.sizes import format_size
 from dtrrun.smoke.runs import Run
+from dtrrun.telemetry.fields import ENOUGH_STEPS
 from dtrrun.telemetry.state import State
 
 NAMED = 3  # maximum number of differences named
@@ -84,8 +85,8 @@ def check_peak(run: Run, budget_bytes: int) -> Check:
 def check_slowdown(plain: Run, other: Run, most: float | None) -> Check:
     """Compare the median steps, without the first. most: None for no limit."""
     before, after = plain.step_seconds, other.step_seconds
-    if not before or after is None:
-        return Check(NAMES[4], None, "not measured: this needs at least two steps")
+    if not before or after is None or min(plain.steps, other.steps) < ENOUGH_STEPS:
+        return Check(NAMES[4], None, f"not measured: this needs at least {ENOUGH_STEPS} steps")
     found = after / before
     limit = "" if most is None else f", at most {most:g}"
     return Check(NAMES[4], most is None or found <= most, f"{found:.2f}{limit}")

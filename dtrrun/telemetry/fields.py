@@ -39,7 +39,12 @@ COUNTERS = (
     "oom_retries",  # operators tried again after an out-of-memory error
     "fragmented_bytes",  # reserved, but in blocks too small to be useful at the last check
     "process_peak_bytes",  # the process's peak memory, everything included; 0: unknown
+    "device_operators_ns",  # on a GPU: what the program's own operators take there; 0 on the CPU
+    "device_rematerialization_ns",  # and those run again
 )
+
+ENOUGH_STEPS = 5
+"""With fewer steps, nothing is said about how much longer they take: in the first ones, operators are new."""
 
 PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
 """Parts of a training process's time, as in the paper's Fig. 4; the rest of `wall` is `other`."""

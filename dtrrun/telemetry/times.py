@@ -1,4 +1,10 @@
-"""How a training process spent its time, from its counters: the parts add up to the wall time."""
+"""How a training process spent its time, from its counters: the parts add up to the wall time.
+
+On a GPU, the counters of time are the host's, which launches operators and goes on. What they take on the
+GPU is the sum of their costs (`device_operators_ns`, `device_rematerialization_ns`). If that fills most
+of the wall time, it determines how long a step takes (*device-bound*), and the host's work hides behind
+it. Otherwise the host does (*host-bound*), and the GPU waits for it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,50 @@ from dtrrun.telemetry.fields import PARTS
 
 COUNTED = ("wall", *PARTS)
 """The names of the counters, without `_ns`."""
+DEVICE_BOUND = 0.7
+"""The part of the wall time that the GPU is busy in a device-bound program, at least. The costs are the least
+that operators have taken, and between them the GPU idles for a while."""
+
+
+def bound_by(nanoseconds: Mapping[str, Any]) -> str | None:
+    """Return what determines how long a step takes: "device" or "host"; None on the CPU."""
+    busy = _busy_ns(nanoseconds)
+    if not busy:
+        return None
+    return "device" if busy >= DEVICE_BOUND * (nanoseconds.get("wall_ns") or 0) else "host"
+
+
+def effective(nanoseconds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return counters whose times are those of what determines how long a step takes.
+
+    If that is the GPU, operators take their time there, and dtrrun's other work at most the time in which the
+    GPU idles.
+    """
+    found = dict(nanoseconds)
+    if bound_by(found) != "device":
+        return found
+    busy = _busy_ns(found)
+    found["wall_ns"] = max(found.get("wall_ns") or 0, busy)
+    for part in ("operators", "rematerialization"):
+        found[f"{part}_ns"] = found[f"device_{part}_ns"]
+    ours = [f"{part}_ns" for part in PARTS[2:]]
+    hosts, idle = sum(found.get(name) or 0 for name in ours), found["wall_ns"] - busy
+    if hosts > idle:
+        for name in ours:
+            found[name] = (found.get(name) or 0) * idle // hosts
+    return found
+
+
+def _busy_ns(nanoseconds: Mapping[str, Any]) -> int:
+    """Return how long the GPU was busy with operators; 0 on the CPU."""
+    busy: int = sum(nanoseconds.get(f"device_{part}_ns") or 0 for part in PARTS[:2])
+    return busy
 
 
 def breakdown(nanoseconds: Mapping[str, Any]) -> dict[str, float]:
     """Return seconds of `wall`, each part and `other`, from counters."""
-    return with_rest({name: (nanoseconds.get(f"{name}_ns") or 0) / 1e9 for name in COUNTED})
+    found = effective(nanoseconds)
+    return with_rest({name: (found.get(f"{name}_ns") or 0) / 1e9 for name in COUNTED})
 
 
 def with_rest(counted: Mapping[str, float]) -> dict[str, float]:

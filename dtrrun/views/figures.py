@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrrun.telemetry.fields import PARTS
+from dtrrun.telemetry.fields import ENOUGH_STEPS, PARTS
 from dtrrun.telemetry.record import Snapshot
+from dtrrun.telemetry.times import breakdown
 
 Row = dict[str, Any]
 LARGEST = (
@@ -29,13 +30,23 @@ PLACE = ("module", "line", "name")
 
 
 def slowdown(seconds: Mapping[str, float]) -> float | None:
-    """Return the estimated time relative to the run without dtrrun; None if nothing was measured."""
+    """Return the estimated time relative to that without dtrrun; None if nothing was measured."""
     own = seconds["wall"] - sum(seconds[part] for part in PARTS[1:])
     return seconds["wall"] / own if own > 0 else None
 
 
+def too_few(steps: int) -> bool:
+    """Return whether a run has made too few steps to say how much longer they take."""
+    return 0 < steps < ENOUGH_STEPS
+
+
+def run_slowdown(counters: Mapping[str, int]) -> float | None:
+    """Return the slowdown of a whole run, with its start; None if there is nothing to estimate it from."""
+    return None if too_few(counters.get("steps", 0)) else slowdown(breakdown(counters))
+
+
 def step_slowdown(snapshots: Iterable[Snapshot]) -> float | None:
-    """Return the slowest process's median slowdown of steps after the first; None if none made two.
+    """Return the slowest process's median slowdown of steps after the first; None if none made enough steps.
 
     A long run approaches it; the slowdown of a whole run counts PyTorch's startup as the program's own time.
     """

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
+from dtrrun.views.figures import too_few
 from dtrrun.views.panels import (
     breakdown_table,
     columns_table,
@@ -24,10 +25,13 @@ from dtrrun.views.panels import (
 )
 from dtrrun.views.text import (
     SOURCE,
+    TOO_FEW,
+    bound_words,
     counts_of,
     duration,
     exceeded,
     least_budget,
+    longest_seconds,
     native_share,
     plain,
     rate,
@@ -113,12 +117,14 @@ def _summary(report: dict[str, Any]) -> Table:
     if report["oom_retries"]:
         rows["out of memory"] = f"{times(report['oom_retries'], 'operator')} run again"
     if report["steps"]:
-        longest = max(process["seconds"]["wall"] for process in report["processes"])
+        longest = longest_seconds(report)
         speed = f"  ({rate(report['steps'] / longest)})" if longest > 0 else ""
         rows["steps"] = f"{report['steps']:,}{speed}"
     of_steps = report["step_slowdown_estimate"]
     if of_steps is not None:
-        rows["slowdown"] = f"about {of_steps:.2f} × per step  (median without the first)"
+        rows["slowdown"] = f"about {of_steps:.2f} × per step  (median without the first{bound_words(report)})"
+    elif too_few(report["steps"]):
+        rows["slowdown"] = TOO_FEW
     if report["slowdown_estimate"] is not None:
         ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
         label, start = ("slowdown", "") if of_steps is None else ("in all", ", with start-up")

@@ -9,15 +9,17 @@ from typing import Any
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.record import Snapshot
-from dtrrun.telemetry.times import breakdown
+from dtrrun.telemetry.times import bound_by, breakdown
 from dtrrun.views.figures import (
     merged,
     operators,
     pinned,
     places,
+    run_slowdown,
     slowdown,
     step_slowdown,
     table,
+    too_few,
     total,
 )
 
@@ -89,7 +91,7 @@ def _step(step: Any) -> dict[str, Any] | None:
         "index": step.get("index"),
         "peak_bytes": step.get("peak_bytes"),
         "seconds": seconds,
-        "slowdown_estimate": slowdown(seconds),
+        "slowdown_estimate": None if too_few(step.get("index") or 0) else slowdown(seconds),
     }
 
 
@@ -110,8 +112,9 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "oom_retries": counters.get("oom_retries", 0),
         **_driver(snapshots),
         "steps": counters.get("steps", 0),
+        "bound_by": bound_by(counters),
         "seconds": seconds,
-        "slowdown_estimate": slowdown(seconds),
+        "slowdown_estimate": run_slowdown(counters),
         "step_slowdown_estimate": step_slowdown(snapshots),
         "native": _native(snapshots),
         "compiled": _compiled(snapshots),

@@ -14,8 +14,7 @@ from rich.text import Text
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.run import Run
-from dtrrun.telemetry.times import breakdown
-from dtrrun.views.figures import slowdown, step_slowdown, total
+from dtrrun.views.figures import run_slowdown, step_slowdown, total
 from dtrrun.views.panels import columns_table, fitting
 from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates
@@ -32,7 +31,7 @@ def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
     """Return one line per run.
 
     Budget, tensors and peak are per process, like the budget itself: the largest among the live ones. The
-    slowdown is the slowest process's, over its steps; of the whole run before any made two.
+    slowdown is the slowest process's, over its steps; of the whole run if it makes none.
     """
     if not runs:
         return Text("no dtrrun run is in progress")
@@ -66,7 +65,7 @@ def _cells(run: Run) -> tuple[str | Text, ...]:
     }
     found = step_slowdown(shown)
     if found is None:
-        found = slowdown(breakdown(total(shown)))
+        found = run_slowdown(total(shown))
     return (
         str(run.pid),
         processes(run),

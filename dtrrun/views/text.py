@@ -8,6 +8,7 @@ from typing import Any
 
 from dtrrun.sizes import format_size_up
 from dtrrun.telemetry.advice import advice_of
+from dtrrun.telemetry.fields import ENOUGH_STEPS
 
 PLAIN = str.maketrans(
     {"×": "x", "·": "-", "…": "~", "–": "-", "─": "-", "µ": "u", "█": "#", "▓": "=", "░": ".", "≥": ">"}
@@ -106,9 +107,23 @@ def least_budget(report: Mapping[str, Any]) -> str:
 
 
 def slowdown_of(report: Mapping[str, Any]) -> float | None:
-    """Return the slowdown of the steps, or of the whole run if it made too few steps."""
+    """Return the slowdown of the steps, or of the whole run if it made none; None if there are too few."""
     of_steps: float | None = report.get("step_slowdown_estimate")  # missing in reports of older versions
     return report["slowdown_estimate"] if of_steps is None else of_steps
+
+
+TOO_FEW = f"too few steps to say  (fewer than {ENOUGH_STEPS})"
+
+
+def bound_words(report: Mapping[str, Any]) -> str:
+    """`; host-bound`: on a GPU, what determines how long a step takes; empty on the CPU."""
+    found = report.get("bound_by")  # missing in reports of older versions
+    return f"; {found}-bound" if found in ("host", "device") else ""
+
+
+def longest_seconds(report: Mapping[str, Any]) -> float:
+    """Return the time of the process that took longest, from when the runtime became active."""
+    return max((float(process["seconds"]["wall"]) for process in report["processes"]), default=0.0)
 
 
 def native_share(report: Mapping[str, Any]) -> str | None:
@@ -121,7 +136,7 @@ def native_share(report: Mapping[str, Any]) -> str | None:
 
 
 RULES = {
-    "first": "default",
+    "first": "the default",
     "remembered": "learned by an earlier run",
     "searched": "learned from logged steps",
     "varying": "chosen because no two steps are alike",
@@ -136,11 +151,8 @@ def rule_of(report: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def rule_words(rule: Mapping[str, Any]) -> str:
-    """Describe where the heuristic of a run with `auto` comes from, and how much it recomputes.
-
-    Its formula is in the JSON.
-    """
-    words, facts = RULES.get(rule["source"], plain(rule["source"], 30)), []
+    """Name the heuristic of a run with `auto`; say where it comes from, and how much it recomputes."""
+    facts = [RULES.get(rule["source"], plain(rule["source"], 30))]
     if (since := rule["since_step"]) is not None and since > 1:
         facts.append(f"since step {since:,}")
     if (share := rule["share"]) is not None:
@@ -149,7 +161,7 @@ def rule_words(rule: Mapping[str, Any]) -> str:
         facts.append(f"{share:.0%} of the step's own work is recomputed{instead}")
     elif (predicted := rule["predicted"]) is not None:
         facts.append(f"predicted: {max(predicted - 1, 0):.0%} of the step's own work is recomputed")
-    return f"{words}  ({'; '.join(facts)})" if facts else words
+    return f"{plain(rule['heuristic'] or '–', 100)}  ({'; '.join(facts)})"
 
 
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ NAMES = (
     "optimizers",
     "advice",
     "host_bound",
+    "said",
     "checkpointing",
     "peers",
     "compiled",

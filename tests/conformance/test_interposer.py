@@ -321,7 +321,7 @@ def test_one_session_at_a_time_and_none_afterwards(extension):
             assert extension.is_on()
             torch.ones(3) + 1
         assert not extension.is_on()
-        assert extension.counters() == (0, 0)
+        assert extension.counters() == (0, 0, 0, 0, 0)
 
 
 def test_a_replay_that_fails_leaves_the_accounts_right():

@@ -156,25 +156,25 @@ RULE = {"heuristic": "h_chain(c=ancestors,s=0.6,next=0,released=alike)", "since_
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (RULE, "default"),
+        (RULE, "the default"),
         (RULE | {"source": "remembered"}, "learned by an earlier run"),
         (
             RULE | {"source": "searched", "since_step": 9, "share": 0.1, "share_before": 0.2},
-            "learned from logged steps  (since step 9; "
-            "10% of the step's own work is recomputed instead of 20%)",
+            "learned from logged steps; since step 9; "
+            "10% of the step's own work is recomputed instead of 20%",
         ),
     ],
 )
-def test_says_where_the_heuristic_comes_from_and_not_its_formula(rule: Any, words: str) -> None:
+def test_names_the_heuristic_and_says_where_it_comes_from(rule: Any, words: str) -> None:
     native = {"operators": 1000, "in_python": 35, "calls": []}
     report = build_report(
         [snapshot(ended=True, tables={"rule": rule, "native": native})], SETTINGS, 0, ["train.py"], 25.0
     )
     to = stream()
-    print_final(report, to, width=120)
+    print_final(report, to, width=200)
     (line,) = (line for line in written(to).splitlines() if line.startswith("heuristic"))
+    words = f"{RULE['heuristic']}  ({words})"
     assert line.removeprefix("heuristic").strip() == words
-    assert report["processes"][0]["rule"]["heuristic"] == RULE["heuristic"]
     page = tables(report)["figures"]
     assert ("native", "96.5 %", "of 1,000 operators") in page
     shown = [f"{value}  ({remark})" if remark else value for name, value, remark in page if name == line[:9]]

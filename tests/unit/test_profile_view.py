@@ -25,9 +25,12 @@ PEAK = 1_000_000_000
 
 def trial(status="ok", slowdown=1.1, peak=PEAK // 2, evictions=40):
     own, over = 10**9, int((slowdown - 1) * 10**9)
-    step = MeasuredStep(2, own + over, over, own, over // 4, evictions, evictions + 3)
+    steps = [
+        MeasuredStep(number, own + over, over, own, over // 4, part, part and part + 3)
+        for number, part in enumerate((evictions, 0, 0, 0, 0), 2)
+    ]
     least = 310_000_000 if status == "too small" else None
-    return Trial(status, 0 if status == "ok" else 1, 9.5, peak, (step,), least, "")
+    return Trial(status, 0 if status == "ok" else 1, 9.5, peak, tuple(steps), least, "")
 
 
 def point(budget, slowdown, measured=None, status="ok", heuristic="h_dtr_eq"):

@@ -57,24 +57,29 @@ class Interposer:
         self._is_shared = False
         self.running = False
         self._faults = native.faults()
-        self._ended = (0, 0)
+        self._ended = (0, 0, 0, 0, 0)
         self._ended_calls: tuple[dict[str, int], dict[str, int]] = ({}, {})
 
     # -- times -----------------------------------------------------------------------------------
 
-    def _counters(self) -> tuple[int, int]:
-        found: tuple[int, int] = self.native.counters() if self.running else self._ended
+    def _counters(self) -> tuple[int, int, int, int, int]:
+        found: tuple[int, int, int, int, int] = self.native.counters() if self.running else self._ended
         return found
 
     @property
     def operators_ns(self) -> int:
-        """Time in the program's own operators."""
+        """Time in the program's own operators, without those in `brief_ns`."""
         return self.slow_path.operators_ns + self._counters()[0]
 
     @property
     def bookkeeping_ns(self) -> int:
-        """Our time, without rematerializations and evictions."""
+        """Our time, without rematerializations and evictions, and without what is in `brief_ns`."""
         return self.slow_path.bookkeeping_ns + self._counters()[1]
+
+    @property
+    def brief_ns(self) -> tuple[int, int, int]:
+        """Time while the thread runs: in brief operators, of our own around operators, and its cold part."""
+        return self._counters()[2:]
 
     # -- counts ----------------------------------------------------------------------------------
 

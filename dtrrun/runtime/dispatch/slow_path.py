@@ -53,6 +53,7 @@ READS_STATE = "made by an operator that reads state of the program"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
 PATIENCE_WITH_USERS_NS = 30_000_000_000  # for other threads that use memory about to be moved
 POLL_SECONDS = 0.01
+BRIEF_NS = 100_000  # our own work that takes less is counted in `SlowPath.brief_ns`
 
 _onednn: Any = torch.ops.mkldnn
 CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
@@ -129,7 +130,8 @@ class SlowPath:
         self.turns = Turns(lock, ended, self.reasons, native)
         self.next_tick = 0  # ns
         self.operators_ns = 0  # time in the program's own operators
-        self.bookkeeping_ns = 0  # our time, without rematerializations and evictions
+        self.bookkeeping_ns = 0  # our time, without rematerializations and evictions, and without `brief_ns`
+        self.brief_ns = 0  # of our time, that in pieces shorter than `BRIEF_NS`
         self.waiting = 0  # threads waiting for another thread's operator to end
         self.shared = False  # several threads have run operators
         self.home: int | None = (
@@ -158,6 +160,19 @@ class SlowPath:
                 del self.operators[key]
             operator_of.cache_clear()
             self._native.relearn()
+
+    def own(self) -> Own:
+        """Return a context: what runs there, outside of operators, is our own work."""
+        return Own(self)
+
+    def accounted_ns(self) -> int:
+        """Return the time of what is accounted for elsewhere: evictions, rematerializations, bookkeeping."""
+        return (
+            self._eviction.making_room_ns
+            + self._rematerializer.operators_ns
+            + self.bookkeeping_ns
+            + self.brief_ns
+        )
 
     # -- running an operator ---------------------------------------------------------------------
 
@@ -650,6 +665,27 @@ class SlowPath:
             if not error.explained:
                 self.too_small(error)
             raise
+
+
+class Own:
+    """A context for work that is neither an operator nor done for one, but costs the program time."""
+
+    __slots__ = ("_accounted", "_entered", "_slow_path")
+
+    def __init__(self, slow_path: SlowPath) -> None:
+        self._slow_path = slow_path
+
+    def __enter__(self) -> None:
+        self._accounted = self._slow_path.accounted_ns()
+        self._entered = now_ns()
+
+    def __exit__(self, *_: object) -> None:
+        slow_path = self._slow_path
+        took = now_ns() - self._entered - (slow_path.accounted_ns() - self._accounted)
+        if took < BRIEF_NS:
+            slow_path.brief_ns += took
+        else:
+            slow_path.bookkeeping_ns += took
 
 
 def _find_written(call: TensorCall) -> None:

@@ -90,7 +90,7 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
         "warnings": warnings(session),
         "pinned": [row.table() for row in session.pinned(lately=lately)],
         "step": session.steps.last,
-        "step_slowdown": session.steps.slowdowns.median(),
+        "step_slowdown": session.steps.slowdown(),
         "latest_steps": list(session.steps.latest),
         "mismatches": [
             {"operator": name, "bytes": nbytes, "count": count}

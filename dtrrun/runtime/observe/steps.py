@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtrrun.telemetry.fields import OVERHEADS
+from dtrrun.telemetry.fields import ENOUGH_STEPS, OVERHEADS
+from dtrrun.telemetry.times import effective
 
 KEPT = 32
 SAMPLED = 256
@@ -19,41 +21,53 @@ MOST = 999.0
 class StepClock:
     """Time and memory of each step. At its end `stepped` is called with the optimizer, and then `ended`.
 
-    `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures.
+    `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures; on a
+    GPU, `effective` ones. What runs in the context `own()` is counted as dtrrun's work.
     """
 
-    def __init__(self, totals: Any, ended: Any, stepped: Any = lambda optimizer: None) -> None:
+    def __init__(
+        self, totals: Any, ended: Any, stepped: Any = lambda optimizer: None, own: Any = nullcontext
+    ) -> None:
         self.count = 0
         self.last: dict[str, int] | None = None
         self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
         self.slowdowns = Sample()
         self._totals = totals
-        self._stepped, self._ended = stepped, ended
+        self._stepped, self._ended, self._own = stepped, ended, own
         self._before: dict[str, int] = totals()
 
     def install(self) -> None:
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            self.count += 1
-            now = self._totals()
-            self.last = {name: now[name] - self._before[name] for name in now}
-            self.last["index"] = self.count
-            self.last["ended_ns"] = now["wall_ns"]
-            self._before = now
-            self.latest.append(self.last)
-            if self.count > 1:  # the first one includes the start of the program, and of PyTorch
-                self.slowdowns.add(min(slowdown(self.last), MOST))
-            self._stepped(optimizer)
-            self._ended()
+            with self._own():
+                self._step(optimizer)
 
         self._handle = register_optimizer_step_post_hook(stepped)
 
     def remove(self) -> None:
         self._handle.remove()
 
+    def _step(self, optimizer: Any) -> None:
+        self.count += 1
+        now = self._totals()
+        self.last = effective({name: now[name] - self._before[name] for name in now})
+        self.last["index"] = self.count
+        self.last["ended_ns"] = now["wall_ns"]
+        self._before = now
+        self.latest.append(self.last)
+        if self.count > 1:  # the first one includes the start of the program, and of PyTorch
+            self.slowdowns.add(min(slowdown(self.last), MOST))
+        self._stepped(optimizer)
+        self._ended()
+
+    def slowdown(self) -> float | None:
+        """Return the median slowdown of the steps after the first; None if there are too few to say."""
+        return self.slowdowns.median() if self.count >= ENOUGH_STEPS else None
+
     def under_way(self) -> dict[str, int]:
         """Return the figures of the current step so far."""
         now = self._totals()
-        return {name: now[name] - self._before[name] for name in now} | {"index": self.count + 1}
+        step = effective({name: now[name] - self._before[name] for name in now})
+        return step | {"index": self.count + 1}
 
 
 class Sample:
@@ -84,8 +98,8 @@ def overhead_ns(step: dict[str, int]) -> int:
 
 
 def own_ns(step: dict[str, int]) -> int:
-    """Return a step's time without that overhead."""
-    return max(step["wall_ns"] - overhead_ns(step), 1)
+    """Return a step's time without that overhead, of which some is estimated: at least its operators'."""
+    return max(step["wall_ns"] - overhead_ns(step), step.get("operators_ns", 0), 1)
 
 
 def slowdown(step: dict[str, int]) -> float:

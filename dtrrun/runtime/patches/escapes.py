@@ -9,7 +9,7 @@ PyTorch has no hook for reads of a storage's memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -74,10 +74,13 @@ _PYTHON = torch._C.DispatchKey.Python
 
 
 class Escapes:
-    """The patches of one session. `reach` is called before each access."""
+    """The patches of one session.
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
+    `reach` is called before each access. `own` returns a context for what is our own work.
+    """
+
+    def __init__(self, reach: Reach, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._reach, self._own = reach, own
         self._patches = Patches()
 
     def install(self) -> None:
@@ -122,17 +125,19 @@ class Escapes:
                 if takes_storage and is_asked_for_facts(caller()):
                     with passing():
                         return original(*args, **kwargs)
-                handed = writes and not (exposes and is_read(caller()))
                 ends = []
                 try:
-                    for arg in (*args, *kwargs.values()):
-                        if isinstance(arg, torch.Tensor):
-                            ends.append(self._reach(arg, handed, exposes))
+                    with self._own():
+                        handed = writes and not (exposes and is_read(caller()))
+                        for arg in (*args, *kwargs.values()):
+                            if isinstance(arg, torch.Tensor):
+                                ends.append(self._reach(arg, handed, exposes))
                     with around():
                         return original(*args, **kwargs)
                 finally:  # nothing stays locked, whatever raises
-                    for end in ends:
-                        end()
+                    with self._own():
+                        for end in ends:
+                            end()
 
             return patched
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,23 +30,26 @@ Locker = Callable[[list[torch.Tensor]], Callable[[], None]]
 class Functions:
     """Patches custom functions while installed."""
 
-    def __init__(self, lock: Locker) -> None:
-        self._lock = lock
+    def __init__(self, lock: Locker, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """own: returns a context for what is our own work."""
+        self._lock, self._own = lock, own
         self._frames = threading.local()
         self._patches = Patches()
 
     def install(self) -> None:
-        lock, frames = self._lock, self._frames
+        lock, frames, ours = self._lock, self._frames, self._own
 
         def forward(original: Function) -> Function:
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 if cls.__module__.startswith(_COMPILED):
                     return original(cls, *args, **kwargs)
-                unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
+                with ours():
+                    unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
                 try:
                     return original(cls, *args, **kwargs)
                 finally:
-                    unlock()
+                    with ours():
+                        unlock()
 
             return apply
 
@@ -53,16 +57,18 @@ class Functions:
             def apply(node: Any, *args: Any) -> Any:
                 outer = getattr(frames, "unlocks", None)
                 own: list[Callable[[], None]] | None = None
-                if not type(node)._forward_cls.__module__.startswith(_COMPILED):
-                    gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
-                    own = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
-                frames.unlocks = own
+                with ours():
+                    if not type(node)._forward_cls.__module__.startswith(_COMPILED):
+                        gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+                        own = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
+                    frames.unlocks = own
                 try:
                     return original(node, *args)
                 finally:
-                    frames.unlocks = outer
-                    for unlock in own or ():
-                        unlock()
+                    with ours():
+                        frames.unlocks = outer
+                        for unlock in own or ():
+                            unlock()
 
             return apply
 
@@ -71,7 +77,8 @@ class Functions:
                 tensors = original(node)
                 unlocks = getattr(frames, "unlocks", None)
                 if unlocks is not None:
-                    unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
+                    with ours():
+                        unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
                 return tensors
 
             return saved_tensors

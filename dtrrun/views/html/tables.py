@@ -8,12 +8,16 @@ from typing import Any
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
+from dtrrun.views.figures import too_few
 from dtrrun.views.text import (
     SOURCE,
+    TOO_FEW,
+    bound_words,
     counts_of,
     duration,
     exceeded,
     least_budget,
+    longest_seconds,
     native_share,
     plain,
     reason_words,
@@ -80,19 +84,23 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
         yield "process", format_size(report["process_peak_bytes"]), "its peak, with Python and libraries"
     if (found := slowdown_of(report)) is not None:
         per_step = report.get("step_slowdown_estimate") is not None
-        yield "slowdown", f"{found:.2f} ×", "per step, median without the first" if per_step else "estimated"
+        remark = f"per step, median without the first{bound_words(report)}" if per_step else "estimated"
+        yield "slowdown", f"{found:.2f} ×", remark
         if per_step and report["slowdown_estimate"] is not None:
             yield "in all", f"{report['slowdown_estimate']:.2f} ×", "with the start"
+    elif too_few(report["steps"]):
+        words, _, why = TOO_FEW.partition("  (")
+        yield "slowdown", "–", f"{words}: {why.removesuffix(')')}"
     if rule := rule_of(report):
-        words, _, facts = rule_words(rule).partition("  (")
-        yield "heuristic", words, facts.removesuffix(")")
+        name, _, facts = rule_words(rule).partition("  (")
+        yield "heuristic", name, facts.removesuffix(")")
     if native := native_share(report):
         share_of, _, rest = native.partition(" of ")
         yield "native", share_of, f"of {rest}"
     yield "evictions", f"{report['evictions']:,}", format_size(report["evicted_bytes"])
     found = report["rematerializations"]
     yield "rematerializations", f"{found:,}", f"in {duration(report['seconds']['rematerialization'])}"
-    yield "steps", f"{report['steps']:,}", f"in {duration(report['elapsed_seconds'])}"
+    yield "steps", f"{report['steps']:,}", f"in {duration(longest_seconds(report))}"
     yield "exit status", f"{report['exit_code']:d}", ""
 
 

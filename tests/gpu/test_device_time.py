@@ -1,0 +1,51 @@
+"""Figures and decisions about time are the GPU's own where a step waits for the GPU."""
+
+import pytest
+import torch
+from gpu_programs import DEVICE, MIB, beside, chain, correct
+
+import dtrrun
+from dtrrun.telemetry.times import bound_by, breakdown
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+SPACE = (64 + 22) * MIB  # guard and slack
+COST_NS = 1_000_000_000  # of each operator, so that the host's launches are nothing beside it
+
+
+def make_costly(session) -> None:
+    for signature in session.slow_path.signatures.all():
+        signature.cost = COST_NS
+
+
+def test_operators_that_run_again_take_what_they_cost_on_the_gpu():
+    with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE, cost="model") as session:
+        kept = chain(40)
+        make_costly(session)
+        before = session.times() | {"rematerializations": session.report()["rematerializations"]}
+        assert correct(kept)
+        after = session.times() | {"rematerializations": session.report()["rematerializations"]}
+        spent = {name: after[name] - before[name] for name in after}
+        assert spent["rematerializations"] > 0
+        assert spent["device_rematerialization_ns"] == spent["rematerializations"] * COST_NS
+        assert bound_by(spent) == "device"
+        assert breakdown(spent)["rematerialization"] == pytest.approx(spent["rematerializations"])
+
+
+def test_a_step_that_recomputes_too_long_on_the_gpu_is_stopped(capfd):
+    weight = torch.nn.Parameter(torch.zeros(4, device=DEVICE))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    options = {"cost": "model", "max_slowdown": 1.5, "on_thrash": "stop"}
+
+    def step():
+        with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE, **options) as session:
+            kept = chain(40)
+            weight.grad = torch.ones_like(weight)
+            make_costly(session)
+            for one in kept:  # launching it takes the host some milliseconds
+                one.sum()
+            optimizer.step()
+
+    with pytest.raises(SystemExit):
+        step()
+    assert "stopped (--on-thrash stop)" in capfd.readouterr().err
