@@ -122,7 +122,8 @@ class Compiler:
         self._patches.wrap(callbacks.CompilationCallbackHandler, "install_callbacks", self._compiling)
         # A graph's guards must not depend on our dispatch key, neither when they are made nor when checked.
         self._patches.wrap(import_module("torch._dynamo.guards").CheckFunctionManager, "__init__", _unseen)
-        self._native.hide_from_guards(True)
+        if _has_compiled():
+            self._native.hide_from_guards(True)
 
     def _compiling(self, original: Function) -> Function:
         @contextmanager
@@ -131,6 +132,7 @@ class Compiler:
                 if getattr(trigger, "name", "") not in COMPILES:
                     yield
                     return
+                self._native.hide_from_guards(True)
                 self._keep_out()
                 if "torch._dynamo.backends.inductor" in sys.modules:  # imported by `torch._dynamo.optimize`
                     self._follow_inductor()
@@ -256,6 +258,16 @@ class Compiler:
             return original(graph, inputs, constants, graph_kwargs)
 
         return post_compile
+
+
+def _has_compiled() -> bool:
+    """Return whether there is a graph whose guards could be checked.
+
+    Hiding our key from them takes time in each operator.
+    """
+    frames: Any = import_module("torch._dynamo.convert_frame")
+    made = getattr(frames, "output_codes", None)
+    return made is None or bool(made.seen_ids)
 
 
 def _unseen(original: Function) -> Function:
