@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.steps import MOST, overhead_ns, own_ns
 from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.times import effective
 
 THRASHING = 10.0  # the slowdown that causes a warning by default
 GRACE_NS = 5_000_000_000  # of overhead in an unfinished step
@@ -68,7 +69,7 @@ class Thrashing:
         span = {name: value - self._mark[name] for name, value in totals.items()}
         if span["wall_ns"] < SPAN_NS:
             return
-        self._mark = totals
+        self._mark, span = totals, effective(span)
         found = self._judge(span)
         if not found:
             return
