@@ -24,7 +24,7 @@ native(
      "«nbytes += ledger_.reserved_bytes;» if (fits(nbytes)) return true;", "",
      "hazards_room::what_one_has_been_promised_is_not_anothers_room"),
     ("no garbage is looked for where nothing is left to evict",
-     "else if («!ledger_.backend.collect_garbage()») {", "true", ""),
+     "else if (most < 0 || «!ledger_.backend.collect_garbage()») {", "true", ""),
 )
 native(
     "recipes", "core/recipes.h",
@@ -209,7 +209,7 @@ native(
 )
 native(
     "shortage", "shortage.h",
-    ("what a kernel reads is evicted for it", "busy_ || «!Kernel::all_locked» ||", "false", ""),
+    ("what a kernel reads is evicted for it", "return «Kernel::all_locked» && (!Off::none()", "true", ""),
 )
 native(
     "placeholders", "faults.h",

@@ -40,7 +40,7 @@ native(
     ("what finds no room is given up at once",
      "if («work.relaxations == MAX_RELAXATIONS && ends_at_once(work.targets)») throw;",
      "true", "decisions/decisions::a_block_of_the_sample[7]"),
-    ("nothing is tried in another way", "if («!frugally(targets, locked)»)", "true",
+    ("nothing is tried in another way", "if («frugally(targets, locked)») break;", "false",
      "programs/native_decisions::decisions_are_the_same_where_operations_are_given_up"),
     ("what a kept input was kept for is not noted", "«deallocation_.came_back(maker.get());»", "",
      "rematerialization::dear_inputs_of_a_cheap_evicted_storage_outlive_their_release"),
