@@ -56,7 +56,7 @@ def test_a_script_that_is_well(smoke, tmp_path):
     assert ended.status == 0, ended.err
     assert set(outcomes(ended).values()) == {True}
     assert ended.report["passed"] is True
-    assert "3 steps" in details(ended)["plain run"]
+    assert "5 steps" in details(ended)["plain run"]
     assert "evictions" in details(ended)["run in the budget"]
     assert "step 0" not in ended.out
     assert len(ended.out.splitlines()) == 6
