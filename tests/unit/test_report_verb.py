@@ -57,7 +57,7 @@ def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
         (json.dumps({**GOOD, "peak_bytes": "x"}), "is damaged"),
         (json.dumps({**GOOD, "processes": [None]}), "is damaged"),
         (json.dumps({**GOOD, "timeline": {"processes": [{}]}}), "is damaged"),
-        (json.dumps({**GOOD, "seconds": GOOD["seconds"] | {"rematerialization": float("inf")}}), "is damaged"),
+        (json.dumps({**GOOD, "seconds": {**GOOD["seconds"], "operators": float("inf")}}), "is damaged"),
         (json.dumps({**GOOD, "operators": {"a": 1}}), "is damaged"),
     ],
 )
