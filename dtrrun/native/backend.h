@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <optional>
 
@@ -76,7 +77,13 @@ class SessionBackend final : public PythonBackend {
   // -- operations --
 
   void beneath(void (*function)(void*), void* argument) override {
-    RECORD_USER_SCOPE("dtrrun: rematerialization");  // in the traces of PyTorch's profiler
+    // In the traces of PyTorch's profiler. Only where it is on: a thread's first range takes a lock of PyTorch's, which in a
+    // forked child may belong to a thread that is not there.
+    std::optional<at::RecordFunction> range;
+    if (torch::profiler::impl::profilerEnabled()) {
+      range.emplace(at::RecordScope::USER_SCOPE);
+      if (range->isActive()) range->before("dtrrun: rematerialization");
+    }
     if (may_run()) {
       Off off;
       Silent silent;

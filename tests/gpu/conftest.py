@@ -10,6 +10,8 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as th
 
 import pytest
 import torch
+from gpu_programs import HOLLOW
+from hollow_gpu import refuse
 
 REASON = "needs an NVIDIA GPU and a PyTorch with CUDA, or python -m tests.hollow: none here"
 
@@ -27,6 +29,8 @@ def waits_for_what_it_uses():
 def gpu():
     if not torch.cuda.is_available():
         pytest.skip(REASON)
+    if HOLLOW:
+        refuse(-1)  # so that requests are refused beneath what a session replaces in the allocator
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     sys.last_exc = sys.last_value = sys.last_traceback = None  # a failed test holds its tensors

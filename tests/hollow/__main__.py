@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -59,8 +60,9 @@ def libraries() -> Path:
         BUILT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as name:
             build(Path(name), Path(torch.__file__).parent)
-            Path(name).rename(folder)  # whole, or not at all
-            Path(name).mkdir()  # which the context removes
+            with suppress(OSError):  # another process was faster
+                Path(name).rename(folder)  # whole, or not at all
+                Path(name).mkdir()  # which the context removes
     return folder
 
 
