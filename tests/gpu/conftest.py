@@ -34,7 +34,9 @@ def gpu():
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     sys.last_exc = sys.last_value = sys.last_traceback = None  # a failed test holds its tensors
+    gc.unfreeze()  # `cheap_collections`: what an earlier test has left
     gc.collect()
+    gc.freeze()
     torch._C._cuda_clearCublasWorkspaces()  # those of each thread and stream of earlier tests
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
