@@ -94,7 +94,7 @@ _MISSING = object()
 KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 """The dispatch keys of kernels that may run beneath the interposer."""
 
-OWN = {"aten::_foreach_mm"}
+OWN = {"aten::bmm", "aten::_foreach_mm", "aten::linalg_lu_solve"}
 """Operators for which PyTorch itself has a kernel in Python."""
 
 _registered: dict[str, Any] = {}
