@@ -118,6 +118,9 @@ PyObject* bind(PyObject*, PyObject* index) {
 }
 
 PyObject* switch_on(PyObject*, PyObject* on) {
+  // A thread's first operator takes a lock of PyTorch's for a moment. In a process forked at that moment, no new thread could
+  // run an operator: so that happens here, where no thread forks (`Threads.entering`).
+  if (on == Py_True) at::isRecordFunctionEnabled();
   switch_key(PyObject_IsTrue(on));
   Py_RETURN_NONE;
 }

@@ -680,12 +680,16 @@ class Session:
         other threads from being in the middle of a change, half of which the child would inherit.
         """
         self._lock.__enter__()
-        # A forked child can't use its parent's CUDA.
-        if self.running and not self.left and self.device.type == "cpu":
-            with suppress(torch.OutOfMemoryError):
-                self.dtr.rematerializer.restore_all(fitting=True)
+        try:
+            # A forked child can't use its parent's CUDA.
+            if self.running and not self.left and self.device.type == "cpu":
+                with suppress(torch.OutOfMemoryError):
+                    self.dtr.rematerializer.restore_all(fitting=True)
+        finally:
+            self.interposer.threads.entering.acquire()  # last: what is restored may run code of the program
 
     def _after_fork_in_parent(self) -> None:
+        self.interposer.threads.entering.release()
         self._lock.release()
 
     def _after_fork_in_child(self) -> None:
@@ -694,6 +698,7 @@ class Session:
         if self.writer is not None:
             self.writer.forked()
             self.writer = None
+        self.interposer.threads.entering.release()
         self._lock.release()  # the child's only thread is the one that holds it
         python_warnings.filterwarnings("ignore", message=".*dtrrun.*")
         self.interposer.threads.forked = True

@@ -854,6 +854,20 @@ def test_forks_while_another_thread_is_in_the_ledger():
             thread.join()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_no_thread_runs_its_first_operator_while_another_forks():
+    """It takes a lock of PyTorch's for a moment. The child would wait for it in each new thread, for ever."""
+    begun = threading.Event()
+    with dtrrun.budget("1GB") as session:
+        session._before_fork()
+        session._lock.release()
+        _thread.start_new_thread(begun.set, ())
+        assert not begun.wait(0.2)
+        session._lock.acquire()
+        session._after_fork_in_parent()
+        assert begun.wait(10)
+
+
 @pytest.mark.parametrize("call", ["seed and draw", "state"])
 def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
     """Seeding a generator, or reading its state, is not an operator."""
@@ -870,7 +884,7 @@ def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
 
         reader = threading.Thread(target=read)
         reader.start()
-        while not ended.is_set():
+        while not ended.wait(1e-4):  # or else this thread may keep the GIL for itself
             if call == "state":
                 found.add(bytes(torch.get_rng_state()[:5000].tolist()))
             else:

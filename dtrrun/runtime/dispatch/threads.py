@@ -74,6 +74,8 @@ class Threads:
         self._noticed = noticed
         self._alert = alert
         self._entered: set[int] = set()
+        self.entering = threading.Lock()
+        """Held while a thread is switched on, and by a thread that forks."""
         self.running = False  # threads that start after the session has ended are left alone
         self.forked = False  # this process is a child of the session's
 
@@ -151,7 +153,8 @@ class Threads:
         self._entered.add(get_ident())
         if not self._native.is_on():
             _here.secondary = SecondaryThread(self._noticed)
-            self._native.switch(True)
+            with self.entering:
+                self._native.switch(True)
 
     def _leave(self) -> None:
         _here.secondary = None
