@@ -114,7 +114,7 @@ class Policy(Protocol):
 class Fingerprints(Protocol):
     """Digests of evicted contents, under `--verify`."""
 
-    def of(self, version: Version) -> bytes: ...
+    def of(self, version: Version) -> Any: ...
 
     def compare(self, version: Version) -> None:
         """Check a version that is in memory again, if it has a fingerprint."""

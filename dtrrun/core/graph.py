@@ -38,7 +38,7 @@ class Version:
     copy: Any  # copy of a constant that is about to change, for use once it is superseded
     dependents: list[Version] | None  # those whose recipes are known to need this; None if none is noted
     extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)
-    fingerprint: bytes | None  # of the content when it was evicted, under verify
+    fingerprint: Any  # of the content when it was evicted, under verify; or None
     uses: Any  # set by foresight: () once the program will not use it again
     released: bool  # it has memory of its own that the program does not hold
     pool_id: int | None  # its number in the policy's pool

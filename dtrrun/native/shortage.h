@@ -87,6 +87,17 @@ class Shortage {
     static inline thread_local bool all_locked = true;  // the tensors of all kernels in this thread
   };
 
+  // While it lives, this thread gets what the system says: nothing is evicted for what it is refused.
+  class Ignored {
+   public:
+    Ignored() : outer_(std::exchange(busy_, true)) {}
+    ~Ignored() { busy_ = outer_; }
+    Ignored(const Ignored&) = delete;
+
+   private:
+    const bool outer_;
+  };
+
   // The process-wide instance, never destroyed.
   static Shortage& own() {
     static Shortage& shortage = *new Shortage();
@@ -131,7 +142,7 @@ class Shortage {
   // Calls a function of Python's, whatever error is being handled.
   template <class... Arguments>
   static Answer call(const Ref& function, const char* format, Arguments... arguments) {
-    busy_ = true;
+    Ignored ignored;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     Ref called = Ref::copy(function.get());
@@ -140,7 +151,6 @@ class Shortage {
     if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
     if (!found) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
-    busy_ = false;
     return answer;
   }
 

@@ -87,6 +87,19 @@ def silently(function: Callable[[], Any], *, recorded: bool = True) -> Any:
     return _extension.silently(function, recorded)
 
 
+def aside(function: Callable[[], Any]) -> Any:
+    """Call a function that runs operators of our own on plain tensors, in the middle of anything.
+
+    Nobody sees these, and nothing is evicted for the memory that they are refused.
+    """
+
+    def run() -> Any:
+        with (guard := below()), guard, _C.DisableTorchFunction():
+            return function()
+
+    return _extension.aside(run)
+
+
 def without_our_key(keys: Any) -> Any:
     """Return a set of dispatch keys without the one at which operators come to the extension."""
     return keys - _WayIn.keys

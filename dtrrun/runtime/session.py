@@ -356,6 +356,7 @@ class Session:
                 if not alone:
                     self.interposer.end()
             with self._lock:
+                self._settle_fingerprints()
                 self.dtr.recipes.end()
             if lost:
                 self.alert(
@@ -366,6 +367,10 @@ class Session:
             for part in reversed(self._parts):
                 part.remove()
         self._publish()
+
+    def _settle_fingerprints(self) -> None:
+        if self.fingerprints is not None and self.device.usable():
+            self.fingerprints.settle()
 
     def set_budget(self, size: int | str | None) -> None:
         """Change the budget of a running session, and evict at once what no longer fits.
@@ -662,6 +667,7 @@ class Session:
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
             self._peak_of_steps = self.ledger.plain_peak_bytes
             self.device.step_ended()
+            self._settle_fingerprints()
             if self.steps.count <= LEARNING:
                 self.slow_path.signatures.measure_again()
         assert self.steps.last is not None
@@ -753,5 +759,6 @@ class Session:
 
     def _figures(self) -> dict[str, Any]:
         self._say_by_how_much()
+        self._settle_fingerprints()
         sufficient = self.device.sufficient_bytes(self.ledger.peak_bytes)
         return publish.counters(self) | publish.tables(self) | {"sufficient_bytes": sufficient}

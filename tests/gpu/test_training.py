@@ -1,5 +1,6 @@
 """The same bits as a plain run, within what the driver shows."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_bit_for_bit(make):
     assert session.report()["mismatches"] == []
     assert same(plain, found)
     assert report["reserved_bytes"] + report["overhead_bytes"] <= report["footprint_peak_bytes"] <= budget
+
+
+@pytest.mark.skipif(not HOLLOW, reason="only there, the host can write to a GPU's memory")
+def test_other_bits_are_named():
+    with dtrrun.budget("1GB", device=DEVICE, verify=True) as session:
+        x = torch.ones(1000, device=DEVICE)
+        results = [x * 2 for _ in range(3)]
+        versions = [session.slow_path.version_of(one) for one in results]
+        ctypes.memset(versions[1].memory().data_ptr() + 400, 1, 1)
+        for one in versions:
+            assert session.dtr.eviction.evict_if_possible(one)
+        del one, versions
+        sum(results)
+        report = session.report()
+    assert report["verified"] == 3
+    assert report["mismatches"] == [{"operator": "aten.mul", "bytes": 4096, "count": 1}]
 
 
 @pytest.mark.parametrize("make", [transformer, mlp])

@@ -4,6 +4,7 @@
 // Every operator of ATen's with a CUDA kernel gets one in its place that first runs the real one. Its code on the host
 // allocates, may run out of memory, chooses an algorithm, and advances the generator; its launches do nothing. Then the
 // CPU computes what it would have launched, at once, or in a capture each time that the graph is launched.
+#include <ATen/record_function.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
@@ -217,7 +218,8 @@ struct Kernel final : c10::OperatorKernel {
   }
 
   void operator()(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    if (hollow_inside && !within) return original.callBoxed(op, keys, stack);
+    // What dtrrun computes in the middle of an operator, unrecorded (`runtime/guards.py`, `aside`), is no part of it.
+    if (hollow_inside && !within && at::isRecordFunctionEnabled()) return original.callBoxed(op, keys, stack);
     const auto& schema = op.schema();
     const size_t count = schema.arguments().size();
     Stack given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
