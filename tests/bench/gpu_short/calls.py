@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from dtrrun.monitor.own import OwnMemory
+from dtrrun.runtime.cuda.sums import Sums
 
 MIB = 1 << 20
 TIMES = 7
 FLUSHED_GB = (0.2, 0.8, 2.0, 6.0)
 SNAPSHOT_BLOCKS = (300, 3000)
+FINGERPRINT_MB = (4, 256)
 HOST_US = (0, 30, 70, 120)
 """The host's time between two records of an event: on the fast path and on the slow path of dtrrun."""
 
@@ -179,11 +181,26 @@ def refusals() -> None:
         say(f"a snapshot of {blocks} blocks", host_ms(torch.cuda.memory_snapshot))
 
 
+def fingerprints() -> None:
+    """Those of `--verify`. A step evicts and brings back each of some hundred storages at most."""
+    sums = Sums(torch.device("cuda"))
+    for mb in FINGERPRINT_MB:
+        storage = bytes_of(mb * MIB).untyped_storage()
+        say(f"a fingerprint of {mb} MiB", host_ms(lambda storage=storage: sums.of(storage, storage.nbytes())))
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(TIMES):
+            sums.of(storage, storage.nbytes())
+        torch.cuda.synchronize()
+        say("the same, with the GPU's work", f"{(time.perf_counter() - started) * 1e3 / TIMES:.3f} ms wall")
+
+
 def main() -> None:
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "CUDA", torch.version.cuda)
     work = Work()
     figures(work)
     events(work)
+    fingerprints()
     flushes(work)
     refusals()
 
