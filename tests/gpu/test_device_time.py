@@ -1,8 +1,12 @@
 """Figures and decisions about time are the GPU's own where a step waits for the GPU."""
 
+import ast
+import subprocess
+import sys
+
 import pytest
 import torch
-from gpu_programs import DEVICE, MIB, beside, chain, correct
+from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct
 
 import dtrrun
 from dtrrun.telemetry.times import bound_by, breakdown
@@ -49,3 +53,29 @@ def test_a_step_that_recomputes_too_long_on_the_gpu_is_stopped(capfd):
     with pytest.raises(SystemExit):
         step()
     assert "stopped (--on-thrash stop)" in capfd.readouterr().err
+
+
+PRICES = """
+import time, torch, dtrrun
+
+def wait(seconds):
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        pass
+
+x = torch.randn(1 << 22, device="cuda")
+with dtrrun.budget(None, device="cuda") as session:
+    for n, between in enumerate((0, 30e-6, 70e-6, 120e-6)):
+        for _ in range(4):
+            x[n:] * 2  # reads and writes 34 MB
+            torch.cuda.synchronize()
+            wait(between)
+    print([one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"])
+"""
+
+
+@pytest.mark.skipif(not HOLLOW, reason="needs a GPU whose kernels take a known time: python -m tests.hollow")
+def test_a_kernel_is_priced_by_its_own_time_though_the_gpu_waits_for_the_host():
+    command = [sys.executable, "-m", "tests.hollow", "--clock", sys.executable, "-c", PRICES]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    assert ast.literal_eval(told) == [pytest.approx(9400, rel=0.05)] * 4

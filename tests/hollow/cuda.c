@@ -11,6 +11,7 @@
 #include "hollow.h"
 
 #define PAGE (2ull << 20)
+#define HANDLE (20ull << 20) /* of an expandable segment */
 #define ROUNDED(n) (((n) + PAGE - 1) / PAGE * PAGE)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -18,6 +19,7 @@ static struct hollow_process *own;
 static __thread cudaError_t last;
 __thread int hollow_current;
 __thread int hollow_inside;
+__thread int hollow_launched;
 
 cudaError_t hollow_failed(cudaError_t error) { return last = error; }
 
@@ -146,6 +148,7 @@ cudaError_t cudaMalloc(void **found, size_t nbytes) {
     uint64_t taken = ROUNDED(nbytes);
     *found = NULL;
     if (!nbytes) return cudaSuccess;
+    hollow_spend(100000);
     if (!take(here(), taken)) return hollow_failed(cudaErrorMemoryAllocation);
     *found = addresses(taken, hollow_computes() ? PROT_READ | PROT_WRITE : PROT_READ);
     if (!*found) abort();
@@ -158,7 +161,7 @@ cudaError_t cudaFree(void *at) {
     if (!at) { take(here(), 0); return cudaSuccess; }
     struct piece *piece = removed(at);
     if (!piece) return hollow_failed(cudaErrorInvalidValue);
-    if (hollow_checks_races()) hollow_host_waits_for_device(); /* as it does */
+    cudaDeviceSynchronize(); /* as it does */
     hollow_race_unmap(at, piece->nbytes);
     munmap(at, piece->nbytes);
     give_back(piece->device, piece->nbytes);
@@ -171,6 +174,7 @@ cudaError_t cudaFreeAsync(void *at, cudaStream_t stream) { (void)stream; return 
 
 cudaError_t cudaMemGetInfo(size_t *free_, size_t *total) {
     take(here(), 0);
+    hollow_spend(10000);
     *total = HOLLOW_TOTAL;
     *free_ = *total - hollow_used(here());
     return cudaSuccess;
@@ -191,7 +195,16 @@ static void copy(const struct rows *rows, void *stream) {
 }
 static void copy_again(void *rows, void *stream) { copy(rows, stream); }
 
+/* On an H200: memory is written at 4 TB/s, and copied from or to the host at 20 GB/s. The host waits for what comes to it. */
+static void take_time(const struct rows *rows, void *stream) {
+    int64_t nbytes = (int64_t)(rows->width * rows->height);
+    int local = hollow_on_device(rows->to), within = !rows->from || hollow_on_device(rows->from);
+    hollow_launch(stream, local && within ? nbytes * (rows->from ? 2 : 1) / 4000 : nbytes / 20);
+    if (!local) cudaStreamSynchronize(stream);
+}
+
 static cudaError_t copied(struct rows rows, void *stream) {
+    if (hollow_keeps_time()) take_time(&rows, stream);
     if (!hollow_computes()) {
         if (!hollow_on_device(rows.to))
             for (size_t row = 0; row < rows.height; row++) memset(rows.to + row * rows.to_pitch, 0, rows.width);
@@ -267,6 +280,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t nbytes, const CU
     (void)flags;
     devices();
     int device = visible[prop->location.id];
+    hollow_spend(24000);
     if (!take(device, nbytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     struct handle *handle = malloc(sizeof *handle);
     *handle = (struct handle){nbytes, device};
@@ -275,6 +289,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t nbytes, const CU
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle released) {
     struct handle *handle = (void *)(uintptr_t)released;
+    hollow_spend(33000);
     give_back(handle->device, handle->nbytes);
     free(handle);
     return CUDA_SUCCESS;
@@ -290,14 +305,17 @@ static CUresult mapped(CUdeviceptr at, size_t nbytes, int may) {
 }
 CUresult cuMemMap(CUdeviceptr at, size_t n, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
     (void)offset; (void)handle; (void)flags;
+    hollow_spend(5000);
     return mapped(at, n, PROT_READ | PROT_WRITE);
 }
 CUresult cuMemUnmap(CUdeviceptr at, size_t nbytes) {
     hollow_race_unmap((void *)at, nbytes);
+    hollow_spend(25000);
     return mapped(at, nbytes, PROT_NONE);
 }
 CUresult cuMemSetAccess(CUdeviceptr at, size_t nbytes, const CUmemAccessDesc *desc, size_t count) {
-    (void)at; (void)nbytes; (void)desc; (void)count;
+    (void)at; (void)desc; (void)count;
+    hollow_spend(37000 * (int64_t)((nbytes + HANDLE - 1) / HANDLE));
     return CUDA_SUCCESS;
 }
 CUresult cuMemGetAllocationGranularity(size_t *found, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option) {
@@ -337,8 +355,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **found, uns
 
 /* -- the device -------------------------------------------------------------------------------- */
 
-static void load_compute(void) {
-    if (dlopen(getenv("HOLLOW_COMPUTE"), RTLD_NOW | RTLD_GLOBAL)) return;
+static void load_operators(void) { /* compute.cpp, timed.cpp */
+    const char *library = hollow_keeps_time() ? getenv("HOLLOW_TIMED") : hollow_computes() ? getenv("HOLLOW_COMPUTE") : NULL;
+    if (!library || dlopen(library, RTLD_NOW | RTLD_GLOBAL)) return;
     fprintf(stderr, "hollow: %s\n", dlerror());
     abort();
 }
@@ -347,7 +366,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     *count = devices();
     if (!*count) return hollow_failed(cudaErrorNoDevice);
-    if (hollow_computes()) pthread_once(&once, load_compute);
+    pthread_once(&once, load_operators);
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int *index) { *index = hollow_current; return cudaSuccess; }
@@ -430,8 +449,10 @@ cudaError_t cudaPeekAtLastError(void) { return last; }
 #define LAUNCHED 65536
 static const void *launched[LAUNCHED];
 
-/* The first launch loads the kernel, which takes memory of the device. */
-static cudaError_t launch(const void *kernel) {
+/* The first launch loads the kernel, which takes memory of the device. timed.cpp knows how long those of an operator run. */
+static cudaError_t launch(const void *kernel, void *stream) {
+    if (!hollow_inside) hollow_launch(stream, 2000);
+    else if (hollow_launched++) hollow_spend(HOLLOW_LAUNCH_NS);
     pthread_mutex_lock(&lock);
     size_t place = ((uintptr_t)kernel >> 4) % LAUNCHED;
     while (launched[place] && launched[place] != kernel) place = (place + 1) % LAUNCHED;
@@ -441,15 +462,17 @@ static cudaError_t launch(const void *kernel) {
     return first && !take(here(), HOLLOW_KERNEL) ? hollow_failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream) {
-    (void)grid; (void)block; (void)args; (void)shared; (void)stream;
-    return launch(kernel);
+    (void)shared;
+    /* torch.cuda._sleep: its kernel is the only one of a single thread that no operator launches. At 1.7 GHz. */
+    if (hollow_keeps_time() && !hollow_inside && grid.x * block.x == 1) hollow_launch(stream, (int64_t)(*(int64_t *)*args / 1.7));
+    return launch(kernel, stream);
 }
 cudaError_t __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream) {
     return cudaLaunchKernel(kernel, grid, block, args, shared, stream);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **args) {
-    (void)config; (void)args;
-    return launch(kernel);
+    (void)args;
+    return launch(kernel, config->stream);
 }
 cudaError_t __cudaGetKernel(void **found, const void *entry_) { *found = (void *)entry_; return cudaSuccess; }
 

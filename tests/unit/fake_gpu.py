@@ -294,6 +294,7 @@ class FakeGpu:
         self.own = None  # a function that returns the driver's figure for this process; None: unavailable
         self.clock = 0.0  # ms
         self.done = True  # whether the GPU has finished all its work
+        self.occupied = 0  # times it was given work that does nothing
         self.side = False  # whether the current stream is a side stream
         self.overruled = False  # whether the program has replaced the cap with its own
         self.current = 0  # the program's current device
@@ -427,6 +428,9 @@ class FakeGpu:
 
     def event(self):
         return Event(self)
+
+    def occupy(self):
+        self.occupied += 1
 
 
 @dataclass

@@ -38,7 +38,7 @@ class CudaOperators:
         """loaded: called after the first call of each operator on tensors of these dtypes."""
         self.gpu = gpu
         self._loaded = loaded
-        self.timer = Timer(gpu.event, gpu.home_stream)
+        self.timer = Timer(gpu.event, gpu.home_stream, gpu.occupy)
         self.capturing = False  # a CUDA graph
         self.blind = False  # an allocator without statistics
         self._timed = settings.cost == "measured"
@@ -86,7 +86,7 @@ class CudaOperators:
                 if rng is not None:
                     put_back(rng)
             first[0] = False
-            start = self.timer.begin() if timed else None
+            start = self.timer.begin(signature) if timed else None
             try:
                 result = self._slow_path.call(call)
             except BaseException:
