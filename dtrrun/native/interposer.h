@@ -73,6 +73,7 @@ class Interposer {
       return;
     }
     OperatorInfo& info = operators_.of(arrival.op);
+    watch.is_of(arrival.op);
     Body* body = Body::innermost;
     if (info.composite || (body != nullptr && info.foreign)) {
       take_apart(info, arrival, gil, watch);
@@ -315,7 +316,6 @@ class Interposer {
   }
   bool natively(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
     if (info.handler == HandlerKind::VIEW) {
-      watch.is_view();
       return versions_.observers.any() ? observed_view(info, arrival, watch, missed, turn) : view(info, arrival, watch);
     }
     if (info.handler != HandlerKind::LISTS) return fast(info, arrival, gil, watch, missed, turn);

@@ -27,7 +27,7 @@ from dtrrun.runtime.compiled.remedy import IN_A_BLOCK, IN_A_COMMAND, remedy
 from dtrrun.runtime.costs import Costs, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.signatures import Signatures
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.slow_path import Own, SlowPath
 from dtrrun.runtime.dispatch.turns import TurnLock
 from dtrrun.runtime.errors import Advice, BudgetError
 from dtrrun.runtime.execute import Executor
@@ -40,7 +40,7 @@ from dtrrun.runtime.observe.expected import Plain, advised_budget
 from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
-from dtrrun.runtime.observe.own_time import DISPLACED, DISPLACED_BY_PYTHON, OwnTime, ProcessorWait
+from dtrrun.runtime.observe.own_time import OwnTime, ProcessorWait, unseen_ns
 from dtrrun.runtime.observe.rehearsal import Rehearsal
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
@@ -167,18 +167,19 @@ class Session:
             self._native, self.slow_path, self._threaded, self.alert
         )
         self._started_ns = now_ns()
-        self._waits, self._own_time = ProcessorWait(), OwnTime(3)
+        self._waits, self._own_time = ProcessorWait(), OwnTime(5)
         self._waited_ns = self._waits.ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0
         self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish, self._remedy)
         self._labels = Labels(self.ledger)
         self.steps = StepClock(
-            lambda: publish.totals(self), self._step_ended, self._labels.stepped, self.slow_path.own
+            lambda: publish.totals(self), self._step_ended, self._labels.stepped, self._own_work
         )
         self._access = Access(self.slow_path)
         self.interposer.touch = self._access.touched
-        self._gradients = Gradients(self._access.pin, self._access.keep_weight, self._native)
+        own = self.slow_path.own
+        self._gradients = Gradients(self._access.pin, self._access.keep_weight, self._native, own)
         self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.evicted_bytes > 0)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
@@ -190,7 +191,7 @@ class Session:
         backends = sorted({"CPU", self.device.type.upper()})
         composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
         self._parts: list[Any] = [
-            Escapes(self._access.reach, self.slow_path.own),
+            Escapes(self._access.reach, own),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, self._native, kernels, backends),
             composites,
@@ -198,8 +199,8 @@ class Session:
             Libraries(self.slow_path),
             Resizes(self.slow_path),
             self._gradients,
-            Functions(self._access.lock, self.slow_path.own),
-            Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended),
+            Functions(self._access.lock, own),
+            Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended, own),
             Reducers(self.slow_path),
             Scripts(),
             Seeds(self._lock),
@@ -550,9 +551,10 @@ class Session:
         policy, ledger, on_gpu = self.dtr.policy, self.ledger, self.device.type != "cpu"
         wall = now_ns() - self._started_ns
         waited = self._waits.ns() - self._waited_ns
-        brief, own, cold = self._own_time.add(wall, waited, self.interposer.brief_ns)
-        own += self.slow_path.brief_ns
-        displaced = round(DISPLACED * cold + DISPLACED_BY_PYTHON * self.slow_path.brief_ns)
+        counted = *self.interposer.brief_ns, self.slow_path.brief_ns, self.slow_path.long_ns
+        brief, own, cold, in_python, long = self._own_time.add(wall, waited, counted)
+        unseen = unseen_ns(own, cold, in_python)
+        own += in_python + long
         operators = self.interposer.operators_ns + brief
         recomputing, making_room = self.dtr.rematerializer.operators_ns, self.dtr.eviction.making_room_ns
         bookkeeping = (
@@ -562,7 +564,7 @@ class Session:
             - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
         )
         rest = wall - operators - recomputing - making_room - bookkeeping
-        bookkeeping += max(min(displaced, rest), 0)
+        bookkeeping += max(min(unseen, rest), 0)
         return {
             "wall_ns": wall,
             "operators_ns": operators,
@@ -579,10 +581,13 @@ class Session:
         if self._learning is not None:
             self._learning.remove()
 
+    def _own_work(self) -> Own:
+        return self.slow_path.own(is_long=True)
+
     def _tick(self) -> None:
         """Called periodically, by operators and in replays. Sets the time of the next call."""
         # In a replay, its time is that of the rematerialization.
-        with nullcontext() if self.dtr.eviction.replaying else self.slow_path.own():
+        with nullcontext() if self.dtr.eviction.replaying else self._own_work():
             self._tick_now()
 
     def _tick_now(self) -> None:

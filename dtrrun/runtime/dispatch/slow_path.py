@@ -37,6 +37,7 @@ from dtrrun.runtime.dispatch.signatures import Signatures, list_key
 from dtrrun.runtime.dispatch.turns import TurnLock, Turns
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below, program_autocast
+from dtrrun.runtime.observe.own_time import without_waits
 from dtrrun.runtime.operators import PACKED_NAMESPACES, Operator, operator_of
 from dtrrun.runtime.patches.passing import until_return
 from dtrrun.runtime.storage import (
@@ -53,7 +54,7 @@ READS_STATE = "made by an operator that reads state of the program"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
 PATIENCE_WITH_USERS_NS = 30_000_000_000  # for other threads that use memory about to be moved
 POLL_SECONDS = 0.01
-BRIEF_NS = 100_000  # our own work that takes less is counted in `SlowPath.brief_ns`
+BRIEF_NS = 100_000  # our own work in Python hardly ever takes longer unless it is interrupted
 
 _onednn: Any = torch.ops.mkldnn
 CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
@@ -130,8 +131,11 @@ class SlowPath:
         self.turns = Turns(lock, ended, self.reasons, native)
         self.next_tick = 0  # ns
         self.operators_ns = 0  # time in the program's own operators
-        self.bookkeeping_ns = 0  # our time, without rematerializations and evictions, and without `brief_ns`
-        self.brief_ns = 0  # of our time, that in pieces shorter than `BRIEF_NS`
+        self.bookkeeping_ns = 0  # our time for operators, without rematerializations and evictions
+        self.brief_ns = self.long_ns = (
+            0  # our time in `Own`, while the thread ran: in pieces up to `BRIEF_NS`, others
+        )
+        self.waited_ns = 0  # in `Own`, for a processor
         self.waiting = 0  # threads waiting for another thread's operator to end
         self.shared = False  # several threads have run operators
         self.home: int | None = (
@@ -161,9 +165,12 @@ class SlowPath:
             operator_of.cache_clear()
             self._native.relearn()
 
-    def own(self) -> Own:
-        """Return a context: what runs there, outside of operators, is our own work."""
-        return Own(self)
+    def own(self, *, is_long: bool = False) -> Own:
+        """Return a context: what runs there, outside of operators, is our own work.
+
+        is_long: it takes more than `BRIEF_NS`, even if nothing interrupts it.
+        """
+        return Own(self, is_long)
 
     def accounted_ns(self) -> int:
         """Return the time of what is accounted for elsewhere: evictions, rematerializations, bookkeeping."""
@@ -172,6 +179,8 @@ class SlowPath:
             + self._rematerializer.operators_ns
             + self.bookkeeping_ns
             + self.brief_ns
+            + self.long_ns
+            + self.waited_ns
         )
 
     # -- running an operator ---------------------------------------------------------------------
@@ -670,22 +679,27 @@ class SlowPath:
 class Own:
     """A context for work that is neither an operator nor done for one, but costs the program time."""
 
-    __slots__ = ("_accounted", "_entered", "_slow_path")
+    __slots__ = ("_accounted", "_entered", "_is_long", "_slow_path")
 
-    def __init__(self, slow_path: SlowPath) -> None:
-        self._slow_path = slow_path
+    def __init__(self, slow_path: SlowPath, is_long: bool) -> None:
+        self._slow_path, self._is_long = slow_path, is_long
 
     def __enter__(self) -> None:
+        if self._is_long:
+            without_waits(0)
         self._accounted = self._slow_path.accounted_ns()
         self._entered = now_ns()
 
     def __exit__(self, *_: object) -> None:
         slow_path = self._slow_path
         took = now_ns() - self._entered - (slow_path.accounted_ns() - self._accounted)
-        if took < BRIEF_NS:
-            slow_path.brief_ns += took
-        else:
-            slow_path.bookkeeping_ns += took
+        if took >= BRIEF_NS:
+            ran = without_waits(took)
+            slow_path.waited_ns += took - ran
+            took = ran
+        brief = min(took, BRIEF_NS)
+        slow_path.brief_ns += brief
+        slow_path.long_ns += took - brief
 
 
 def _find_written(call: TensorCall) -> None:

@@ -1,17 +1,20 @@
-"""dtrrun's own time in many brief pieces: what C++ has measured of it, as a part of the wall time.
+"""dtrrun's own time: what has been measured of it, as a part of the wall time, and what can't be measured.
 
-On a busy machine, a thread runs for some milliseconds and then waits for a processor. Long pieces of time
-include their share of that. A brief piece is hardly ever interrupted, but then by a hundred times its own
-length, so in C++ brief pieces are counted without such waits. Here they get their share of those that the
-thread had.
+On a busy machine, a thread runs for some milliseconds and then waits for a processor. A brief piece of work
+is hardly ever interrupted, but then by a hundred times its own length. So dtrrun's brief pieces are counted
+without such waits, and here get their share of all those that the thread had.
 
-What dtrrun does also slows down what comes after it: PyTorch's and Python's code and data, which it has
-displaced from the caches, have to be read again. This cannot be seen in a running program. But the
-program displaces dtrrun's code and data likewise, and what that costs can be seen: some operators of a
-kind are handled much more quickly than the rest (`Stopwatch::cold_ns`). What the one waits for is about
-what the other does. `DISPLACED` is the factor, which includes the longer way through PyTorch's
-dispatcher; it is fitted to the programs of `python -m tests.bench said`. For dtrrun's functions in
-Python, there is only a share of the time itself.
+What dtrrun does also costs time that it cannot see in a running program:
+
+- the longer way through PyTorch's dispatcher, to dtrrun and back. It grows with the arguments and the
+  results, as does what C++ does when nothing delays it: `UNSEEN` is a share of that.
+- what comes after dtrrun is slower: PyTorch's and Python's code and data, which it has displaced from the
+  caches, have to be read again. But the program displaces dtrrun's code and data likewise, and what that
+  costs can be seen: the same operator is handled much more quickly at some times than at most others
+  (`Stopwatch::cold_ns`). What the one waits for is about what the other does: `DISPLACED` is the factor.
+- the beginnings and ends of dtrrun's functions in Python: `UNSEEN_PYTHON` is a share of what they measure.
+
+`python -m tests.bench said` compares the result with what programs lose.
 """
 
 from __future__ import annotations
@@ -20,10 +23,19 @@ import os
 import threading
 from contextlib import suppress
 
+UNSEEN = 0.2
 DISPLACED = 1.1
-DISPLACED_BY_PYTHON = 0.65
+UNSEEN_PYTHON = 0.3
 MOST = 50.0
 """The largest stretch: a thread that has hardly run in a period has not measured anything."""
+
+
+def unseen_ns(own: float, cold: float, in_python: float) -> int:
+    """Return what dtrrun costs besides what it has measured, in ns.
+
+    own: what C++ has measured. cold: the part of it that the caches cost. in_python: what Python has.
+    """
+    return round(UNSEEN * max(own - cold, 0) + DISPLACED * cold + UNSEEN_PYTHON * in_python)
 
 
 class ProcessorWait:
@@ -44,6 +56,28 @@ class ProcessorWait:
             if self._file is not None:
                 return int(os.pread(self._file, 128, 0).split()[1])
         return 0
+
+
+class _Known(threading.local):
+    wait: ProcessorWait | None = None
+    pid = ns = 0
+
+
+_known = _Known()
+
+
+def without_waits(ns: int) -> int:
+    """Return how much of a time, which ends now, this thread ran.
+
+    Leaves out all its waits since it last called this. If the time may begin later than that, call it with 0
+    at the beginning.
+    """
+    if _known.wait is None or _known.pid != os.getpid():
+        _known.wait, _known.pid = ProcessorWait(), os.getpid()
+        _known.ns = _known.wait.ns()
+        return ns
+    before, _known.ns = _known.ns, _known.wait.ns()
+    return max(ns + before - _known.ns, 0)
 
 
 class OwnTime:

@@ -9,7 +9,7 @@ optimizer has been made. No longer needed once PyTorch has hooks around backward
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class Backwards:
 
     wanted: whether there is no optimizer. pin: called with each gradient as it arrives, and the reason.
     watch: called with each leaf that will accumulate a gradient. ended: called after the last pass through a
-    graph.
+    graph. own: returns a context for what is our own work.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class Backwards:
         pin: Callable[[torch.Tensor, str], None],
         watch: Callable[[torch.Tensor], None],
         ended: Callable[[], None],
+        own: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._wanted, self._pin, self._watch, self._ended = wanted, pin, watch, ended
+        self._wanted, self._pin, self._watch, self._ended, self._own = wanted, pin, watch, ended, own
 
     def install(self) -> None:
         self._original = replace_entrance(self._passing)
@@ -53,19 +54,22 @@ class Backwards:
             if not wanted() or _C._current_graph_task_id() != -1:
                 return engine()
             if more.get("accumulate_grad") and not inputs:
-                for node in nodes_behind(outputs):
-                    leaf = getattr(node, "variable", None)  # of AccumulateGrad
-                    if isinstance(leaf, torch.Tensor):
-                        self._watch(leaf)
+                with self._own():
+                    for node in nodes_behind(outputs):
+                        leaf = getattr(node, "variable", None)  # of AccumulateGrad
+                        if isinstance(leaf, torch.Tensor):
+                            self._watch(leaf)
             if keep or (create and _functorch_levels() != 1):
                 return engine()  # the graph, or that of its gradient, will be used again
-            handles = self._hooks(inputs)
+            with self._own():
+                handles = self._hooks(inputs)
             try:
                 result = engine()
             finally:
                 for handle in handles:
                     handle.remove()
-            self._ended()
+            with self._own():
+                self._ended()
             return result
 
         return passes

@@ -7,6 +7,7 @@ found when modules and optimizers register them, and when an operator receives o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ class Gradients:
     """Hooks on leaves. `pin` is called with each gradient once it has been accumulated."""
 
     def __init__(
-        self, pin: Callable[[torch.Tensor, str], None], keep: Callable[[torch.Tensor], None], native: Any
+        self,
+        pin: Callable[[torch.Tensor, str], None],
+        keep: Callable[[torch.Tensor], None],
+        native: Any,
+        own: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """keep: called with each weight. native: the extension, for speed: thousands of gradients arrive in a
-        step."""
-        self._pin, self._keep = pin, keep
+        step. own: returns a context for what is our own work."""
+        self._pin, self._keep, self._own = pin, keep, own
         self._patches = Patches()
         # A single object, so that it can be found among a leaf's hooks.
         self._hook = native.gradient_hook(self._arrived)
@@ -36,7 +41,8 @@ class Gradients:
     def install(self) -> None:
         def registered(_module: Any, _name: str, parameter: Any) -> None:
             if parameter is not None:
-                self._registered(parameter)
+                with self._own():
+                    self._registered(parameter)
 
         self._registration = register_module_parameter_registration_hook(registered)
         self._patches.wrap(torch.optim.Optimizer, "add_param_group", self._adding)
@@ -45,8 +51,9 @@ class Gradients:
         def add_param_group(optimizer: Any, param_group: dict[str, Any]) -> None:
             original(optimizer, param_group)
             self.optimizers += 1
-            for parameter in param_group["params"]:
-                self._registered(parameter)
+            with self._own():
+                for parameter in param_group["params"]:
+                    self._registered(parameter)
 
         return add_param_group
 
