@@ -155,7 +155,7 @@ class Signature:
 
     `cost` is in ns: the minimum over the first few calls, which excludes warm-up and keeps decisions stable.
     `output_bytes` is what a call allocates: its results and, on a GPU, its temporary memory. `guessed`:
-    `output_bytes` is a prediction because no call has finished yet. `timed`: the cost was measured with GPU
+    `output_bytes` is a prediction because no call has finished yet. `timed`: a call was timed with GPU
     events, while the GPU was busy. `workspace`: the part of `output_bytes` that a GPU library can do without
     by choosing another algorithm; 0 if there is none.
     """

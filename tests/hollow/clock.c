@@ -9,8 +9,11 @@
    driver's calls take what they took on an H200 (`python -m tests.bench.gpu_short`). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <semaphore.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,6 +114,18 @@ int clock_gettime(clockid_t clock, struct timespec *found) {
     pthread_mutex_unlock(&lock);
     *found = (struct timespec){ns / 1000000000ll, ns % 1000000000ll};
     return 0;
+}
+
+/* Nobody waits for a processor on this clock, so the system must not tell how long one has (own_time.py). */
+int open64(const char *path, int flags, ...) {
+    static int (*open_really)(const char *, int, ...);
+    if (!open_really) *(void **)&open_really = dlsym(RTLD_NEXT, "open64");
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0;
+    va_end(more);
+    if (hollow_keeps_time() && strstr(path, "/schedstat")) { errno = ENOENT; return -1; }
+    return open_really(path, flags, mode);
 }
 
 /* Sleeping puts the clock forward. */

