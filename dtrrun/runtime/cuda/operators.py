@@ -22,8 +22,8 @@ CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
 LIBRARIES = CONVOLUTIONS | {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
 """Operators of libraries that choose and load a kernel depending on their arguments' sizes."""
 TIMED = 3
-"""Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host). If none of them counts, since
-the allocator has waited for the GPU, more are, up to `Signature.SETTLED`."""
+"""Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host). If none of them
+counts, since the allocator has waited for the GPU, more are, up to `Signature.SETTLED`."""
 MOST = 10_000  # calls that are new to a session, and kernels seen: start over rather than grow forever
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 
