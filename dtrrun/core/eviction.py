@@ -151,6 +151,7 @@ class Eviction:
             ledger.budget_bytes,
             least,
             by_size(self.pinned_by_reason() | ledger.overhead | under_way),
+            frozenset(ledger.overhead),
         )
         return error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,8 @@ from dtrrun.sizes import format_size, format_size_up
 from dtrrun.telemetry.advice import FOR_A_COMMAND, Advised, advice
 
 SHOWN = 4
-"""How many reasons why memory cannot be evicted are listed in the message."""
+"""How many reasons why memory cannot be evicted are listed in the message: at least half of them are about
+tensors, if there are so many, and half about other memory."""
 
 
 CPU_WORDS = "DefaultCPUAllocator: can't allocate memory"
@@ -72,15 +73,19 @@ class BudgetError(torch.OutOfMemoryError):
         budget_bytes: int | None = None,
         least_budget_bytes: int = 0,
         pinned: dict[str, int] | None = None,
+        overhead: Collection[str] = (),
     ) -> None:
-        """Without figures, the first argument is the message: a library may re-create the error that way."""
+        """overhead: which reasons in `pinned` are not about tensors.
+
+        Without figures, the first argument is the message: a library may re-create the error that way.
+        """
         super().__init__()
         told = budget_bytes is None
         self.operator = "" if told else operator
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes or 0
         self.least_budget_bytes = least_budget_bytes
-        self._pinned = pinned or {}
+        self._pinned, self._overhead = pinned or {}, overhead
         self.called, self.called_bytes = self.operator, 0
         self.device_type = "cpu"
         self.explained = told
@@ -202,7 +207,7 @@ class BudgetError(torch.OutOfMemoryError):
             what = f"it does not hold what {self.operator} uses"
         held = ", ".join(
             f"{reason} {format_size(size)}" + (f" [{names[reason]}]" if reason in names else "")
-            for reason, size in list(pinned.items())[:SHOWN]
+            for reason, size in _shown(pinned, self._overhead)
         )
         evictable = f"nothing else can be evicted ({held})" if held else "nothing can be evicted"
         if self.called != self.operator:
@@ -218,6 +223,15 @@ class BudgetError(torch.OutOfMemoryError):
             f"{full}dtrrun's budget of {budget} is too small: {what}, and {evictable}. "
             f"It takes {least}.{hint}{in_pytorch}"
         )
+
+
+def _shown(pinned: dict[str, int], overhead: Collection[str]) -> list[tuple[str, int]]:
+    """Return the reasons to list, with their bytes, largest first."""
+    of_tensors = [reason for reason in pinned if reason not in overhead]
+    others = [reason for reason in pinned if reason in overhead]
+    listed = dict.fromkeys([*of_tensors[: SHOWN // 2], *others[: SHOWN // 2], *pinned])
+    kept = list(listed)[:SHOWN]
+    return [(reason, size) for reason, size in pinned.items() if reason in kept]
 
 
 BudgetError.__module__ = "dtrrun"  # the name that the program uses, also shown in tracebacks

@@ -243,6 +243,15 @@ def target_built_in_place(trainer, note):
     refuse()
 
 
+def solutions_of_least_squares(trainer, note):
+    trainer.step()
+    with torch.no_grad():
+        made = trainer.model(torch.randn(256, WIDTH))
+        solutions = [torch.linalg.lstsq(made, torch.randn(256, WIDTH)).solution for _ in range(3)]
+    note(solutions)
+    refuse()
+
+
 KEEPING = [
     (losses_with_their_graph, KEPT, "the graph of `losses`", True),
     (losses_of_steps, KEPT, "`losses`", False),
@@ -255,6 +264,7 @@ KEEPING = [
     (closed_over, KEPT, "`features`", True),
     (target_built_in_place, "updated in place", "`target`", False),
     (statistics, "running statistics", "", False),
+    (solutions_of_least_squares, "not replayable", "`solutions`", False),
 ]
 """Programs with the label of what they keep, its name, and whether less of it could be kept."""
 

@@ -83,6 +83,21 @@ def test_budgets_are_in_order(expected, likely, plain):
         assert not expected or found.least <= one <= (plain or 100)
 
 
+def test_what_tensors_take_is_listed_beside_what_a_gpu_takes():
+    overhead = {"context": 90, "guard": 80, "pools": 70, "workspaces": 60}
+    tensors = {"optimizer state": 50, "parameter": 40, "gradient": 30}
+
+    def listed(pinned):
+        error = dtrrun.BudgetError("aten.mm", 1, 2, 3, pinned, frozenset(overhead))
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        return str(error).partition("can be evicted (")[2].partition(")")[0]
+
+    context, state = "context 90 B", "optimizer state 50 B, parameter 40 B"
+    assert listed(overhead | tensors) == f"{context}, guard 80 B, {state}"
+    assert listed({"context": 90} | tensors) == f"{context}, {state}, gradient 30 B"
+    assert listed(overhead | {"parameter": 40}) == f"{context}, guard 80 B, pools 70 B, parameter 40 B"
+
+
 def test_what_training_needs_is_not_more_than_what_is_advised():
     assert "parameters" not in advice("aten.mm", Advised.of(2, 9, 0, 10), {"parameters": 11})
 
