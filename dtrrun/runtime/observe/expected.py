@@ -214,7 +214,7 @@ def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Si
         return set()
     sizes = training.without_gradient(ledger.key_of)
     return set(
-        [key for key, nbytes in sizes.items() if key not in reached and nbytes == failed.output_bytes][:1]
+        [key for key, nbytes in sizes.items() if key not in reached and nbytes == failed.result_bytes][:1]
     )
 
 
@@ -244,15 +244,16 @@ def _operations(ledger: Ledger, inputs: Sequence[Version]) -> Iterable[Operation
 
 
 class Call:
-    """The memory of a call, besides constants: the bytes of its `inputs` and of its `result`."""
+    """The bytes of a call, besides constants: of its `inputs`, of its `result`, and `temporary` ones."""
 
     operator: Any
     inputs: list[int]
     result: int
+    temporary: int
 
     @property
     def nbytes(self) -> int:
-        return sum(self.inputs) + self.result
+        return sum(self.inputs) + self.result + self.temporary
 
     @property
     def updates(self) -> bool:
@@ -277,7 +278,7 @@ class Backward(Call):
     """
 
     def __init__(self, call: Call) -> None:
-        self.operator = call.operator
+        self.operator, self.temporary = call.operator, call.temporary
         if len(call.inputs) > 1:
             self.inputs, self.result = call.inputs, call.result
         else:
@@ -297,14 +298,15 @@ class Recorded(Call):
         self.inputs = [
             one.nbytes for one in operation.inputs if one.operation is not None and not of_gradients
         ]
-        self.result = operation.signature.output_bytes
+        self.result, self.temporary = operation.signature.result_bytes, operation.signature.temporary_bytes
 
 
 def _after(failed: Signature) -> Call:
     """Return the backward of an elementwise operator on the result of the call that failed."""
     call = Call()
-    call.operator, call.result = failed.operator, failed.output_bytes
-    call.inputs = [failed.output_bytes, failed.output_bytes]
+    call.operator, call.temporary = failed.operator, failed.temporary_bytes
+    call.result = failed.result_bytes
+    call.inputs = [failed.result_bytes, failed.result_bytes]
     return call
 
 
@@ -317,7 +319,7 @@ class Sizes(Call):
         self.operator = signature.operator
         self.shapes = [tuple(one[0]) for one in inputs if one[0]]
         self.inputs = [_nbytes(one) for one in inputs]
-        self.result = signature.output_bytes
+        self.result, self.temporary = signature.result_bytes, signature.temporary_bytes
 
 
 def _shape(size: tuple[int, ...]) -> tuple[int, ...]:
