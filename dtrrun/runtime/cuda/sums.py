@@ -7,6 +7,8 @@ factor. Integers wrap, so the order of additions does not matter. This is done t
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 WIDTHS = (1024, 1021)
@@ -28,20 +30,36 @@ class Sum:
 
 
 class Sums:
-    """The fingerprints on one GPU. Use it where operators run on plain tensors (`guards.aside`)."""
+    """The fingerprints on one GPU. Use it where operators run on plain tensors (`guards.aside`).
+
+    They are computed on the default stream: whatever can be evicted belongs to it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._free = list(range(SLOTS))
-        self._table = torch.zeros(SLOTS, len(WIDTHS), dtype=torch.int64, device=device)
-        self._columns = [torch.zeros(width, dtype=torch.int64, device=device) for width in WIDTHS]
-        self._factors = [torch.tensor([_factor(k) for k in range(width)], device=device) for width in WIDTHS]
+        with self._stream():
+            self._table = torch.zeros(SLOTS, len(WIDTHS), dtype=torch.int64, device=device)
+            self._columns = [torch.zeros(width, dtype=torch.int64, device=device) for width in WIDTHS]
+            self._factors = [
+                torch.tensor([_factor(k) for k in range(width)], device=device) for width in WIDTHS
+            ]
 
     def has_room(self) -> bool:
         return bool(self._free)
 
     def of(self, storage: torch.UntypedStorage, nbytes: int) -> Sum:
         """Start to compute the fingerprint of the first `nbytes` bytes. There must be room."""
+        with self._stream():
+            return self._of(storage, nbytes)
+
+    def _stream(self) -> AbstractContextManager[object]:
+        if self.device.type == "cpu":
+            return nullcontext()
+        home = torch.cuda.default_stream(self.device)
+        return nullcontext() if torch.cuda.current_stream() == home else torch.cuda.stream(home)
+
+    def _of(self, storage: torch.UntypedStorage, nbytes: int) -> Sum:
         dtype = torch.uint8 if nbytes % 4 else torch.int32
         count = nbytes // dtype.itemsize
         values = torch.empty(0, dtype=dtype, device=self.device).set_(storage, 0, (count,), (1,))
@@ -59,9 +77,8 @@ class Sums:
 
     def read(self) -> list[list[int]]:
         """Wait for the GPU, and return the figures of each slot."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # fingerprints may be computed on any stream
-        figures: list[list[int]] = self._table.tolist()
+        with self._stream():
+            figures: list[list[int]] = self._table.tolist()
         return figures
 
 
