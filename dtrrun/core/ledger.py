@@ -128,6 +128,11 @@ class Ledger:
         self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
         self.set_budget(budget_bytes)
 
+    @property
+    def plain_bytes(self) -> int:
+        """What the program's tensors take together, whether evicted or not."""
+        return self.resident_bytes + self.evicted_bytes - self.scratch_bytes - self.copied_bytes
+
     # -- the budget ------------------------------------------------------------------------------
 
     def set_budget(self, budget_bytes: int | None) -> None:

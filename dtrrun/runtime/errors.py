@@ -59,7 +59,7 @@ class BudgetError(torch.OutOfMemoryError):
     - `training`: about how many bytes parameters, gradients and optimizer state need; None if unknown.
     - `expected_bytes`: the budget that is expected to be enough for the whole program; 0 if unknown.
     - `likely_bytes`: a smaller one that may be enough; otherwise the same.
-    - `expected_slowdown`: how many times as long as its own work a step takes there, as far as that is known.
+    - `expected_slowdown`: how many times as long as its own work a backward pass takes there; 1 if unknown.
     - `plain_bytes`: what earlier runs of this command have taken without a budget; 0 if unknown.
     - `device_type`: the type of the session's device.
     - `hint`: what the program itself can do, if that is known.

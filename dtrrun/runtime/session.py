@@ -36,7 +36,7 @@ from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.ending import end_script
-from dtrrun.runtime.observe.expected import Plain, advised_budget
+from dtrrun.runtime.observe.expected import Plain, Refused, advised_budget
 from dtrrun.runtime.observe.hints import hint
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
@@ -503,8 +503,8 @@ class Session:
                 with moment.again():
                     training = find_training(moment.device_type)
                     known = plain._replace(run=self.plain_bytes())
-                    given = moment, signatures, training, error, moment.inputs, failed
-                    advised = advised_budget(*given, known, rehearsal, growth)
+                    given = moment, signatures, training, error, moment.inputs, failed, rehearsal
+                    advised = advised_budget(Refused(*given), known, growth)
                     rows, holders = Labels(moment).searched(training, error.__traceback__)
                     own = hint(moment, holders, error, failed, moment)
             except Exception:  # optimizers and tensors may be of any class; the program must get this error

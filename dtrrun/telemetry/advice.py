@@ -33,8 +33,8 @@ class Advised(NamedTuple):
     """Budgets in bytes, 0 if unknown: 0 < least ≤ likely ≤ expected ≤ plain, as far as they are known.
 
     least: what one operator takes. likely: may be enough. expected: should be enough. plain: what the program
-    takes without a budget, which is enough. slowdown: how many times as long as its own work a step takes in
-    the expected budget, as far as that is known.
+    takes without a budget, which is enough. slowdown: how many times as long as its own work a backward pass
+    takes in the expected budget, as far as that is known.
     """
 
     least: int = 0
@@ -86,7 +86,7 @@ def _reason(advised: Advised) -> str:
     """Return what the advised budget is based on."""
     reasons = []
     if advised.slowdown >= SLOW:
-        reasons.append(f"a step takes about {advised.slowdown:.1f} times as long there")
+        reasons.append(f"a backward pass takes about {advised.slowdown:.1f} times as long there")
     if not advised.plain:
         reasons.append(ESTIMATED)
     elif advised.expected < advised.plain:

@@ -2,6 +2,7 @@
 
 import gc
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch.nn import functional as F
 
 import dtrrun
 from dtrrun import bindings
-from dtrrun.runtime.observe.expected import Sizes
+from dtrrun.runtime.observe import expected
+from dtrrun.runtime.observe.expected import Estimate, Plain, Refused, Sizes, advised_budget
+from dtrrun.runtime.observe.training_memory import Training
 from dtrrun.sizes import parse_size
 from tests.bench import advised
 from tests.bench.advice import Known
@@ -201,3 +204,30 @@ def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
     gc.collect()
     with dtrrun.budget(with_it.expected_bytes):
         advised.attention()
+
+
+def test_weights_that_a_first_step_could_compute_again_stay_in_later_ones():
+    """Both budgets are enough for all steps, and take no longer than is said."""
+    bindings.load()
+    with dtrrun.budget(None) as session:
+        advised.by_hand()
+    error = refused(advised.by_hand, session.report()["peak_bytes"] * 3 // 10)
+    assert error.least_bytes < error.likely_bytes < error.expected_bytes
+    for budget in (error.likely_bytes, error.expected_bytes):
+        gc.collect()
+        with dtrrun.budget(budget) as session:
+            advised.by_hand()
+    ledger = session.ledger
+    assert ledger.clock < 1.5 * error.expected_slowdown * (ledger.clock - ledger.recomputed_cost)
+
+
+def test_a_budget_close_to_one_that_was_slow_is_not_advised(monkeypatch):
+    """What ran before the rest that is rehearsed would be as slow again."""
+    monkeypatch.setattr(expected, "expected_budget", lambda refused: Estimate(900, 1100, 1500, slowdown=1.2))
+    ledger = SimpleNamespace(budget_bytes=1000, limit=1000, overhead={})
+    error = dtrrun.BudgetError("aten.mm", 10, 1000, 1010)
+    found = Refused(ledger, (), Training([], [], True, "cpu"), error)
+    quick = advised_budget(found, Plain(now=2000, so_far=4000))
+    assert (quick.expected, quick.likely, quick.slowdown) == (1100, 1100, 1.2)
+    slow = advised_budget(found, Plain(now=2000, so_far=4000, slowdown=13.0))
+    assert (slow.expected, slow.likely, slow.slowdown) == (4000, 2000, 1.0)

@@ -19,7 +19,7 @@ import torch
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
 from dtrrun.core.ledger import COPIED, INPUT_LOST, INPUT_MUTATED, Ledger
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.observe.rehearsal import Found, Rehearsal
+from dtrrun.runtime.observe.rehearsal import LIMIT, Rehearsal
 from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer
 from dtrrun.runtime.storage import rounded
 from dtrrun.telemetry.advice import Advised
@@ -27,6 +27,10 @@ from dtrrun.telemetry.advice import Advised
 MARGIN = 1.05
 SAME = 0.98
 """A share of another run's peak: a program that exceeds it, or falls short, is not taken to be the same."""
+SURE = 1.02
+"""What the rest of a step takes without a budget is multiplied with this, because it is a guess."""
+NEARBY = 1.5
+"""A budget that is larger by less than this factor may be as slow."""
 SPARE, AT_MOST = 0.25, 0.1
 """What is added to the least that a rehearsal needs, which is a guess, and where nothing runs any more: this
 share of what is no constant, or one more result, but at most that share of all."""
@@ -45,7 +49,8 @@ class Plain(NamedTuple):
     """What is known of the program's memory without a budget, in bytes of tensors; 0 if unknown.
 
     run: of earlier runs. of_steps: of this run, when its last step ended. steps: how many there were. now,
-    so_far: with the operator that did not fit.
+    so_far: with the operator that did not fit. slowdown: what all operators so far have cost, in multiples of
+    what they would have without being run again.
     """
 
     run: int = 0
@@ -53,82 +58,115 @@ class Plain(NamedTuple):
     steps: int = 0
     now: int = 0
     so_far: int = 0
+    slowdown: float = 1.0
 
     @classmethod
     def of(
         cls, ledger: Ledger, of_steps: int, steps: int, error: BudgetError, failed: Signature | None
     ) -> Plain:
         """Return what is known of this run."""
-        now = ledger.resident_bytes + ledger.evicted_bytes - ledger.scratch_bytes - ledger.copied_bytes
-        now += failed.output_bytes if failed is not None else error.needed_bytes
-        return cls(0, of_steps, steps, now, max(ledger.plain_peak_bytes, now))
+        now = ledger.plain_bytes + (failed.output_bytes if failed is not None else error.needed_bytes)
+        slowdown = ledger.clock / max(ledger.clock - ledger.recomputed_cost, 1)
+        return cls(0, of_steps, steps, now, max(ledger.plain_peak_bytes, now), slowdown)
 
 
-def advised_budget(
-    ledger: Ledger,
-    signatures: Iterable[Signature],
-    training: Training,
-    error: BudgetError,
-    inputs: Sequence[Version] = (),
-    failed: Signature | None = None,
-    plain: Plain = Plain(),  # noqa: B008 - it is immutable
-    rehearsal: Rehearsal | None = None,
-    growth: int = 0,
-) -> Advised:
-    """Return the budgets to tell the user about. The first arguments are those of `expected_budget`.
+class Refused(NamedTuple):
+    """An operator that did not fit, and what is known of the program at that moment.
+
+    signatures: of the calls so far, including the one that failed. inputs, failed: the inputs and signature
+    of the call that failed, if it was a call. rehearsal: of a backward pass, which is better than a guess.
+    """
+
+    ledger: Ledger
+    signatures: Iterable[Signature]
+    training: Training
+    error: BudgetError
+    inputs: Sequence[Version] = ()
+    failed: Signature | None = None
+    rehearsal: Rehearsal | None = None
+
+
+class Estimate(NamedTuple):
+    """Bytes; 0 if unknown.
+
+    nbytes: by a formula. rehearsed: in which the rest of this step runs. rest: what the program's tensors
+    take in it without a budget. state: of optimizers, which is to come. slowdown: of the
+    rest of the backward pass in `rehearsed`.
+    """
+
+    nbytes: int = 0
+    rehearsed: int = 0
+    rest: int = 0
+    state: int = 0
+    slowdown: float = 1.0
+
+
+def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) -> Advised:  # noqa: B008 - it is immutable
+    """Return the budgets to tell the user about.
 
     growth: bytes of the budget that are going to be neither tensors nor overhead.
 
     What the program's tensors take together, evicted or not, is always enough: so far, in a whole run, or in
-    a step like those before.
+    a step like those before. A rehearsal tells what is enough for another step like this one. In the first
+    step, the program may be about to do more than that, so the larger of both estimates is advised.
     """
-    estimate, slowdown = expected_budget(ledger, signatures, training, error, inputs, failed, rehearsal)
-    estimate += growth if estimate else 0
+    estimate = expected_budget(refused)
+    ledger, error, training = refused.ledger, refused.error, refused.training
     beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
     beside += growth
     so_far, least = plain.so_far + beside, error.least_bytes
     trains = torch.is_grad_enabled() or in_backward() or in_optimizer()
+    whole = _whole_step(refused, plain, estimate)
+    whole += beside if whole else 0
+    likely = expected = estimate.nbytes + growth if estimate.nbytes else 0
+    slowdown = 1.0
+    if estimate.rehearsed:
+        likely = estimate.rehearsed + growth
+        if plain.slowdown > LIMIT and likely < NEARBY * error.budget_bytes:
+            # What has run so far may be as slow there, which a rehearsal of the rest cannot tell.
+            likely, expected = 2 * error.budget_bytes, whole
+        elif plain.of_steps or likely >= expected:
+            expected, slowdown = likely, estimate.slowdown
     if plain.run and SAME * so_far <= plain.run + beside and plain.run + beside > error.budget_bytes:
         most = max(plain.run + beside, so_far)
         # What has not been seen may all have to stay in memory.
         seen = max(so_far, plain.now + beside + training.to_come_bytes(ledger.key_of))
         unseen = max(most - seen, 0) if SAME * seen < most else 0
-        expected = estimate + unseen if estimate and trains else most
-        if expected >= SAME * most:
-            expected = most
-        return Advised.of(least, expected, estimate, most, slowdown if expected == estimate else 1.0)
-    if estimate and plain.of_steps:
-        most = plain.of_steps + beside
-        if plain.steps < 2 * len(training.optimizers):  # not all steps began with the state of the optimizers
-            most += training.totals()["optimizer"] or 0
-        most = max(most, so_far)
-        if not trains:  # an evaluation, or a part of a step that is recomputed in the backward pass
-            return Advised.of(least, max(most, estimate), estimate, 0, 1.0)
-        if most < estimate:
-            estimate, slowdown = most, 1.0
-    return Advised.of(least, estimate, 0, 0, slowdown)
+        if not (expected and trains) or expected + unseen >= SAME * most:
+            expected, slowdown = most, 1.0
+        elif unseen:
+            expected, slowdown = expected + unseen, 1.0
+        return Advised.of(least, expected, likely, most, slowdown)
+    if expected and whole:
+        if plain.of_steps and not trains:  # an evaluation, or part of a step that a backward pass runs again
+            return Advised.of(least, max(whole, expected), likely, 0, 1.0)
+        if whole < expected or not (estimate.rehearsed or in_optimizer()):
+            expected, slowdown = whole, 1.0
+    return Advised.of(least, expected, min(likely, expected), 0, slowdown)
 
 
-def expected_budget(
-    ledger: Ledger,
-    signatures: Iterable[Signature],
-    training: Training,
-    error: BudgetError,
-    inputs: Sequence[Version] = (),
-    failed: Signature | None = None,
-    rehearsal: Rehearsal | None = None,
-) -> Found:
-    """Return the budget; 0 bytes if nothing is known.
+def _whole_step(refused: Refused, plain: Plain, estimate: Estimate) -> int:
+    """Return what a step takes without a budget, in bytes of tensors; 0 if too little of one has run."""
+    if not plain.of_steps:
+        if not estimate.rehearsed or refused.training.totals()["optimizer"] is None:
+            return 0
+        rest = min(int(SURE * estimate.rest), estimate.rehearsed)
+        return max(plain.so_far + estimate.state, rest)
+    whole = plain.of_steps
+    if plain.steps < 2 * len(refused.training.optimizers):  # not all steps began with the optimizers' state
+        whole += refused.training.totals()["optimizer"] or 0
+    return max(whole, plain.so_far)
 
-    signatures: of the calls so far, including the one that failed. inputs, failed: the inputs and signature
-    of the call that failed, if it was a call. rehearsal: of a backward pass, which is better than a guess.
-    """
+
+def expected_budget(refused: Refused) -> Estimate:
+    """Return what the budget should be as far as the operators so far tell."""
+    ledger, signatures, training, error, inputs, failed, rehearsal = refused
     assert ledger.budget_bytes is not None
     trained = training.present(ledger.key_of)
     operations = list(_operations(ledger, inputs))
     updates = in_optimizer()
     if not (updates or in_backward() or _begun(ledger, training, trained, operations, inputs, failed)):
-        return Found(0, 1.0)
+        return Estimate()
     unseen = kept = sum(nbytes for key, nbytes in trained.items() if key not in ledger.versions)
     sizes = {rounded(one.numel() * one.element_size()) for one in training.parameters}
     lost = 0
@@ -173,16 +211,23 @@ def expected_budget(
         needed = min(needed, whole + max((one.nbytes for one in known), default=0))
     # The optimizer's temporary memory may already exist: it becomes constant when the weights change.
     update = kept + training.update_bytes() - lost
-    slowdown = 1.0
-    if rehearsal is not None and failed is not None and in_backward():
-        with suppress(Exception):  # what the simulator makes of a guess: without it, the rest stands
-            found = rehearsal.backward(failed, training.trained(ledger.key_of), to_come)
-            if found is not None:
-                slowdown = found.slowdown
-                needed = found.nbytes + around - ledger.pinned_blocks().get(COPIED, 0)
-                result = max((one.result for one in known), default=0)
-                needed += int(max(SPARE * (needed - kept), min(result, AT_MOST * needed)))
-    return Found(max(int(MARGIN * max(needed, update, error.least_bytes)), kept + larger), slowdown)
+    least = max(update, error.least_bytes)
+    estimate = Estimate(max(int(MARGIN * max(needed, least)), kept + larger))
+    if rehearsal is None or failed is None or not in_backward():
+        return estimate
+    with suppress(Exception):  # what the simulator makes of a guess: without it, the rest stands
+        of_parameters = training.trained(ledger.key_of), training.without_gradient(ledger.key_of)
+        found = rehearsal.backward(failed, *of_parameters, trained, to_come)
+        if found is not None:
+            beside = around - ledger.pinned_blocks().get(COPIED, 0)
+            needed = found.nbytes + beside
+            result = max((one.result for one in known), default=0)
+            needed += int(max(SPARE * (needed - kept), min(result, AT_MOST * needed)))
+            rehearsed = max(int(MARGIN * max(needed, least)), kept + larger)
+            rest = max(found.plain_bytes, update)
+            state = training.state_to_come_bytes(ledger.key_of, reached)
+            return Estimate(estimate.nbytes, rehearsed, rest, state, found.slowdown_in(rehearsed - beside))
+    return estimate
 
 
 def _begun(

@@ -8,7 +8,8 @@ decisions are those of the session's own core.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from math import inf
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -42,10 +43,13 @@ READS_NOTHING = {
 
 
 class Found(NamedTuple):
-    """nbytes: the budget. slowdown: how many times as long as its own work the rest of the step takes."""
+    """nbytes: the budget. plain_bytes: the most that the tensors take together, evicted or not. slowdown_in:
+    returns how many times as long as its own work the rest of the backward pass takes in a budget that was
+    there from the beginning."""
 
     nbytes: int
-    slowdown: float
+    plain_bytes: int
+    slowdown_in: Callable[[int], float]
 
 
 class Maker(NamedTuple):
@@ -71,47 +75,56 @@ class Rehearsal:
         self,
         failed: Signature,
         trained: Container[int],
+        without: Mapping[int, int],
+        stays: Container[int],
         to_come: int,
     ) -> Found | None:
         """Return the least budget in which the rest of a backward pass runs; None if that is unknown.
 
-        failed: the call that did not fit. trained: the keys of parameters that get gradients.
-        to_come: bytes of gradients and state that do not exist yet. Raises what the simulator raises.
+        failed: the call that did not fit. trained: the keys of parameters that get gradients. without: the
+        bytes of those that have none yet. stays: the keys of all that is going to stay in memory, even what
+        could be computed again in a first step. to_come: bytes of gradients and state that do not exist yet.
+        Raises what the simulator raises.
         """
         if not bindings.is_there():
             return None
-        rest = _Rest(self._dtr, self._inputs)
+        rest = _Rest(self._dtr, self._inputs, stays)
         if len(rest.makers) > MOST_OPERATIONS:
             return None
         rest.constant(to_come)
         made, temporary = [failed.result_bytes], failed.temporary_bytes
         rest.call(failed.operator.name, failed.cost, self._inputs, made, temporary)
-        rest.backward(trained)
-        return self._least(rest.log)
+        rest.backward(trained, without)
+        return self._least(rest.log, rest.plain_peak_bytes)
 
-    def _least(self, log: Sequence[Any]) -> Found | None:
+    def _least(self, log: Sequence[Any], plain_bytes: int) -> Found | None:
         from dtrrun.simulator.live import predict
 
         started = perf_counter()
         low = self._dtr.ledger.limit
-        high = max(predict(log, None, self._heuristic).peak_bytes, low + 1)
-        found = Found(high, 1.0)
+        free = predict(log, None, self._heuristic)
+        high = max(free.peak_bytes, low + 1)
+
+        def slowdown_in(nbytes: int) -> float:
+            # Without a limit, too, what the smaller budget has evicted is computed again.
+            return 1 + max(predict(log, nbytes, self._heuristic, limit=inf).overhead - free.overhead, 0.0)
+
         while high - low > CLOSE * high:
             if perf_counter() - started > SECONDS:
                 return None
             tried = (low + high) // 2
             told = predict(log, tried, self._heuristic, limit=LIMIT)
             if told.status == "ok":
-                high, found = tried, Found(tried, told.overhead)
+                high = tried
             else:
                 low = tried
-        return found
+        return Found(high, plain_bytes, slowdown_in)
 
 
 class _Rest:
     """The log of the rest of a step, for the simulator."""
 
-    def __init__(self, dtr: DTR, inputs: Sequence[Version]) -> None:
+    def __init__(self, dtr: DTR, inputs: Sequence[Version], stays: Container[int]) -> None:
         from dtrrun.simulator.log import START, Annotate, Call, Constant, Instruction, Release
 
         self._annotate, self._call, self._constant, self._release = Annotate, Call, Constant, Release
@@ -119,18 +132,23 @@ class _Rest:
         self.numbers = {key: place + 1 for place, (key, _) in enumerate(ledger.versions.items())}
         self._last = len(self.numbers)
         self.makers = _makers([*ledger.versions.values(), *inputs])
-        self.log: list[Instruction] = [
-            Annotate(START, snapshot.head(dtr, 1, 1, "measured")),
-            Annotate("STATE", snapshot.state(dtr, self.numbers)),
-        ]
+        state = snapshot.state(dtr, self.numbers)
+        for told, key in zip(state["records"], self.numbers, strict=False):  # the storages come first
+            if key in stays:
+                told["op"] = None
+        self.log: list[Instruction] = [Annotate(START, snapshot.head(dtr, 1, 1, "measured"))]
+        self.log.append(Annotate("STATE", state))
         self._ledger = ledger
         self._gradients: dict[int, tuple[int, int]] = {}  # number and bytes, by id of the version
+        self._sizes = {self.numbers[key]: one.nbytes for key, one in ledger.versions.items()}
+        self._plain_bytes = self.plain_peak_bytes = ledger.plain_bytes
 
     # -- instructions --
 
     def constant(self, nbytes: int) -> None:
         if nbytes:
             self._last += 1
+            self._allocate(self._last, nbytes)
             self.log.append(self._constant("", nbytes, {"pin": "gradient", "storage": self._last}))
 
     def call(
@@ -141,6 +159,8 @@ class _Rest:
         numbers = [one if isinstance(one, int) else self.numbers.get(one.key, 0) for one in read]
         new = [self._last + 1 + place for place in range(len(made))]
         self._last += len(made)
+        for number, nbytes in zip(new, made, strict=True):
+            self._allocate(number, nbytes)
         out = [
             [place, number, nbytes, ""] for place, (number, nbytes) in enumerate(zip(new, made, strict=True))
         ]
@@ -151,21 +171,35 @@ class _Rest:
         return new
 
     def release(self, numbers: Iterable[int]) -> None:
-        self.log += [self._release("", {"storage": one}) for one in numbers]
+        for one in numbers:
+            self.log.append(self._release("", {"storage": one}))
+            self._plain_bytes -= self._sizes.pop(one)
+
+    def _allocate(self, number: int, nbytes: int) -> None:
+        self._sizes[number] = nbytes
+        self._plain_bytes += nbytes
+        self.plain_peak_bytes = max(self.plain_peak_bytes, self._plain_bytes)
 
     # -- the backward pass --
 
-    def backward(self, trained: Container[int]) -> None:
-        """Add the likely rest of the backward pass that is under way."""
+    def backward(self, trained: Container[int], without: Mapping[int, int]) -> None:
+        """Add the likely rest of the backward pass that is under way. The arguments are those of
+        `Rehearsal.backward`."""
         began = min(self._made_in_backward(), default=self._ledger.age)
         flows: set[int] = set()  # ids of versions that get a gradient
         passed = []
         for one in self.makers:
             if one.is_backward or one.made[0].age >= began:
                 continue
+            if any(made.key in trained for made in one.made):  # it has made a parameter, or filled it
+                continue
             if any(source.key in trained or id(source) in flows for source in one.operation.inputs):
                 flows.update(map(id, one.made))
                 passed.append(one)
+        # The constant that stands for what is to come is there from the beginning, but gradients are not.
+        read = {source.key for one in passed for source in one.operation.inputs}
+        self._coming = {key: nbytes for key, nbytes in without.items() if key in read}
+        self._plain_bytes -= sum(self._coming.values())
         for one in reversed(passed):
             self._backward_of(one, trained, flows)
 
@@ -192,7 +226,8 @@ class _Rest:
             else [two for two in alive if two is not one.made[0] or len(inputs) == 1]
         )
         for source in inputs:
-            if source.key in trained and source.operation is None:
+            if source.key in trained:
+                self._allocate(0, self._coming.pop(source.key, 0))
                 self.release(
                     self.call(name, cost, [*given, *(two for two in kept if two is not source)], [0])
                 )

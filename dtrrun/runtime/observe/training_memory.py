@@ -96,6 +96,14 @@ class Training(NamedTuple):
         """
         learning = {id(one) for one in self._learning(key_of, reached)}
         total = sum(_size(one) for one in self._trained() if id(one) in learning and _gradient(one) is None)
+        return total + self._state_to_come_bytes(learning)
+
+    def state_to_come_bytes(self, key_of: Callable[[Any], int] = id, reached: set[int] | None = None) -> int:
+        """Return the part of `to_come_bytes` that is optimizer state."""
+        return self._state_to_come_bytes({id(one) for one in self._learning(key_of, reached)})
+
+    def _state_to_come_bytes(self, learning: set[int]) -> int:
+        total = 0
         for optimizer in self.optimizers:
             for group, parameter in self._updated(optimizer):
                 if id(parameter) in learning and not _state(optimizer, parameter):
