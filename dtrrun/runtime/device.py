@@ -99,6 +99,10 @@ class Cpu:
         """Return by how much the program's own memory pools may grow in a larger budget."""
         return 0
 
+    def waited_ns(self) -> int:
+        """Return how long a GPU's allocator has kept the program waiting."""
+        return 0
+
     def hint(self) -> str:
         """Return what limits the program besides the budget, or ""."""
         return ""

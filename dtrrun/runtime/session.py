@@ -574,6 +574,7 @@ class Session:
             "bookkeeping_ns": bookkeeping + making_room - policy.scoring_ns - policy.search_ns,
             "device_operators_ns": ledger.clock - ledger.recomputed_cost if on_gpu else 0,
             "device_rematerialization_ns": ledger.recomputed_cost if on_gpu else 0,
+            "allocator_ns": self.device.waited_ns(),
         }
 
     def stop_learning(self) -> None:

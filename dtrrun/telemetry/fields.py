@@ -41,12 +41,16 @@ COUNTERS = (
     "process_peak_bytes",  # the process's peak memory, everything included; 0: unknown
     "device_operators_ns",  # on a GPU: what the program's own operators take there; 0 on the CPU
     "device_rematerialization_ns",  # and those run again
+    "allocator_ns",  # on a GPU: what flushes of its allocator take, an estimate; 0 on the CPU
 )
 
 ENOUGH_STEPS = 5
 """With fewer steps, nothing is said about how much longer they take: in the first ones, operators are new."""
 
-PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping")
-"""Parts of a training process's time, as in the paper's Fig. 4; the rest of `wall` is `other`."""
+PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator")
+"""Parts of a training process's time, as in the paper's Fig. 4, and `allocator`: waiting for a
+GPU's caching allocator. The rest of `wall` is `other`."""
+SOMETIMES = ("allocator",)
+"""Parts that are shown only if they took time. Reports of older versions lack them."""
 OVERHEADS = tuple(f"{part}_ns" for part in PARTS[1:])
 """The counters that make up a budget's overhead: recomputation and dtrrun's work."""

@@ -126,7 +126,7 @@ def _summary(report: dict[str, Any]) -> Table:
     elif too_few(report["steps"]):
         rows["slowdown"] = TOO_FEW
     if report["slowdown_estimate"] is not None:
-        ours = f"{duration(sum(seconds[part] for part in PARTS[1:]))} of {duration(seconds['wall'])}"
+        ours = f"{duration(sum(seconds.get(part, 0) for part in PARTS[1:]))} of {duration(seconds['wall'])}"
         label, start = ("slowdown", "") if of_steps is None else ("in all", ", with start-up")
         rows[label] = f"about {report['slowdown_estimate']:.2f} ×  ({ours}{start})"
     if native := native_share(report):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.telemetry.fields import PARTS
+from dtrrun.telemetry.fields import PARTS, SOMETIMES
 from dtrrun.views.figures import Row
 from dtrrun.views.text import duration, for_encoding, plain, share
 
@@ -21,6 +21,7 @@ PARTS_SHOWN = {  # the paper's Fig. 4: name, short name, colour
     "scoring": ("scoring", "scoring", "magenta"),
     "search": ("search", "search", "blue"),
     "bookkeeping": ("bookkeeping", "bookkeeping", "cyan"),
+    "allocator": ("allocator", "allocator", "red"),
     "other": ("rest", "rest", ""),
 }
 assert tuple(PARTS_SHOWN) == (*PARTS, "other")
@@ -94,9 +95,14 @@ def breakdown_table(
 
     short: use short names even if there is room.
     """
-    each: dict[tuple[str, ...], tuple[str, str, str]] = {(part,): one for part, one in PARTS_SHOWN.items()}
+    parts = {
+        part: shown
+        for part, shown in PARTS_SHOWN.items()
+        if part not in SOMETIMES or any(seconds.get(part) for _, seconds in rows)
+    }
+    each: dict[tuple[str, ...], tuple[str, str, str]] = {(part,): one for part, one in parts.items()}
     few: dict[tuple[str, ...], tuple[str, str, str]] = {}
-    for part, shown in PARTS_SHOWN.items():
+    for part, shown in parts.items():
         if part not in OURS:
             few[part,] = shown
         elif OURS not in few:

@@ -382,7 +382,9 @@ class FakeGpu:
     def statistics(self):
         a = self.allocator
         a.collect()
-        return Statistics(a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms, a.flushes)
+        return Statistics(
+            a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms, a.flushes, a.unmapped
+        )
 
     def used_and_total(self):
         return self.context + self.allocator.reserved + self.others, TOTAL

@@ -10,7 +10,7 @@ import dtrrun
 from dtrrun.core.graph import Signature
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda import session as cuda
-from dtrrun.runtime.cuda.budget import LEAST_GUARD, LEAST_SLACK, MIB, SEGMENT
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, LEAST_SLACK, MAP_NS, MIB, SEGMENT, STALL_NS, UNMAP_NS
 from dtrrun.runtime.cuda.operators import TIMED
 from dtrrun.telemetry import driver
 
@@ -256,6 +256,15 @@ def test_the_footprint_is_what_was_there_at_one_time(monkeypatch):
         session.device.look()
         assert session.report()["footprint_peak_bytes"] == gpu.context + gpu.allocator.reserved > most
         assert correct(kept)
+
+
+def test_flushes_of_the_allocator_are_a_part_of_the_time(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
+        tensor()
+        assert session.times()["allocator_ns"] == 0
+        gpu.allocator.flushes += 2
+        gpu.allocator.unmapped += 3 * SEGMENT
+        assert session.times()["allocator_ns"] == 2 * STALL_NS + 3 * (UNMAP_NS + MAP_NS)
 
 
 @pytest.mark.parametrize("busy", [True, False])

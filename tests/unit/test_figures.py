@@ -32,6 +32,22 @@ def test_slowdown() -> None:
     assert slowdown(breakdown({})) is None
 
 
+def test_waiting_for_the_allocator_is_time_without_work_for_the_gpu() -> None:
+    device = {"wall_ns": 10e9, "device_operators_ns": 6e9, "device_rematerialization_ns": 1e9}
+    seconds = breakdown(device | {"allocator_ns": 2e9, "bookkeeping_ns": 4e9})
+    assert (seconds["allocator"], seconds["bookkeeping"], seconds["other"]) == (2, 1, 0)
+    assert slowdown(seconds) == pytest.approx(10 / 6)
+    seconds = breakdown(device | {"allocator_ns": 4e9, "bookkeeping_ns": 4e9})
+    assert (seconds["allocator"], seconds["bookkeeping"]) == (3, 0)
+
+
+def test_waiting_for_the_allocator_is_a_part_of_operators_where_the_host_decides() -> None:
+    host = {"wall_ns": 10e9, "device_operators_ns": 2e9, "operators_ns": 6e9, "bookkeeping_ns": 1e9}
+    seconds = breakdown(host | {"allocator_ns": 2e9})
+    assert (seconds["operators"], seconds["allocator"], seconds["other"]) == (4, 2, 3)
+    assert slowdown(seconds) == pytest.approx(10 / 7)
+
+
 def test_merged_adds_rows_of_one_name() -> None:
     rows = [{"name": "a", "n": 1, "s": 1.0}, {"name": "b", "n": 2, "s": 5.0}, {"name": "a", "n": 3, "s": 1.5}]
     assert merged(rows, "name", "s") == [{"name": "b", "n": 2, "s": 5.0}, {"name": "a", "n": 4, "s": 2.5}]

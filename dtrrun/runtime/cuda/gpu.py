@@ -27,7 +27,8 @@ OCCUPIED_CYCLES = 500_000
 
 class Statistics(NamedTuple):
     """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals;
-    `flushes`: how often it has returned its cache because memory was short."""
+    `flushes`: how often it has returned its cache because memory was short; `unmapped`: everything ever
+    returned to the driver."""
 
     allocated: int
     peak: int
@@ -36,6 +37,7 @@ class Statistics(NamedTuple):
     reserved_peak: int
     ooms: int
     flushes: int
+    unmapped: int
 
 
 class Gpu:
@@ -111,6 +113,7 @@ class Gpu:
             reserved["peak"],
             found.get("num_ooms", 0),
             found.get("num_alloc_retries", 0),
+            reserved["freed"],
         )
 
     def used_and_total(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation
 from dtrrun.core.ledger import UNLIMITED
 from dtrrun.runtime import storage
-from dtrrun.runtime.cuda.budget import SEGMENT, Accounts, sufficient_budget
+from dtrrun.runtime.cuda.budget import SEGMENT, STALL_NS, Accounts, flush_ns, sufficient_budget
 from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
 from dtrrun.runtime.cuda.graphs import Captures
 from dtrrun.runtime.cuda.guards import CudaMemory, home
@@ -91,6 +91,7 @@ class Cuda:
         self._flushes = 0  # of the allocator, up to the last step's end
         self._footprint = self._reserved_peak = 0  # bytes, since the session began
         self._noted: Any = None  # statistics at its last update
+        self._first: Any = None  # statistics at the session's start
         self._step_began_ns = 0
         self.fragmented = 0
         self._looked_at_holes = 0.0
@@ -177,7 +178,7 @@ class Cuda:
             self.uuid = self.gpu.uuid()
             storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
             try:
-                self._noted = before = self.gpu.statistics()  # at the session's start
+                self._noted = self._first = before = self.gpu.statistics()
                 self.retry.began(before.ooms)
                 self._flushes = before.flushes
                 self.operators.blind = not before.total and NO_CACHING in os.environ
@@ -228,6 +229,17 @@ class Cuda:
             "oom_retries": self.retry.retries,
             "fragmented_bytes": self.fragmented,
         }
+
+    def waited_ns(self) -> int:
+        """Return how long the allocator's flushes have taken so far, in ns.
+
+        An estimate, for which all that the allocator has returned to the driver is mapped again.
+        """
+        if self._first is None or not self.usable():
+            return 0
+        found = self.gpu.statistics()
+        flushes, unmapped = found.flushes - self._first.flushes, found.unmapped - self._first.unmapped
+        return (flushes - 1) * STALL_NS + flush_ns(max(unmapped, 0), max(unmapped, 0)) if flushes > 0 else 0
 
     def sufficient_bytes(self, peak: int) -> int:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""

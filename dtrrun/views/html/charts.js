@@ -2,7 +2,7 @@
 // The charts of a dtrrun report, on uPlot. Colours are the page's CSS variables: they follow light and dark.
 
 const dtrrunCharts = (() => {
-  const PARTS = ["operators", "rematerialization", "scoring", "search", "bookkeeping", "other"];
+  const PARTS = ["operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator", "other"];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
@@ -95,13 +95,14 @@ const dtrrunCharts = (() => {
   function time(process) {
     const { steps } = process;
     const per = (name) => steps[name].map((value, place) => value / steps.count[place]);
-    const own = PARTS.map(per);
+    const parts = PARTS.filter((name) => name !== "allocator" || (steps[name] || []).some(Boolean)); // on a GPU, if ever
+    const own = parts.map(per);
     const stacked = [];
     own.forEach((values, place) => {
       stacked.push(values.map((value, step) => value + (place ? stacked[place - 1][step] : 0)));
     });
-    const order = PARTS.map((_, place) => PARTS.length - 1 - place); // the highest first, the others before it
-    const total = stacked[PARTS.length - 1];
+    const order = parts.map((_, place) => parts.length - 1 - place); // the highest first, the others before it
+    const total = stacked[parts.length - 1];
     const sorted = [...total].sort((a, b) => b - a);
     const cut = sorted.length > 3 && sorted[0] > 2.5 * sorted[1]; // the first step, as a rule
     const top = cut ? sorted[1] * 1.3 : sorted[0] * 1.08;
@@ -124,7 +125,7 @@ const dtrrunCharts = (() => {
           { label: "step", value: (_, v, __, place) => (place == null ? "–" : steps.first[place] === steps.last[place]
             ? String(steps.first[place]) : `${steps.first[place]} to ${steps.last[place]}`) },
           ...order.map((part) => ({
-            label: PARTS[part], stroke: colour(PARTS[part]), fill: colour(PARTS[part]), width: 0, points: { show: false },
+            label: parts[part], stroke: colour(parts[part]), fill: colour(parts[part]), width: 0, points: { show: false },
             paths: uPlot.paths.bars({ size: [0.85, 48] }),
             value: (_, v, __, place) => (place == null ? "–" : seconds(own[part][place])),
           })),

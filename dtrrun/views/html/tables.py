@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrrun.sizes import format_size
-from dtrrun.telemetry.fields import PARTS
+from dtrrun.telemetry.fields import PARTS, SOMETIMES
 from dtrrun.views.figures import too_few
 from dtrrun.views.text import (
     SOURCE,
@@ -45,7 +45,9 @@ def tables(report: Row) -> Json:
         "title": words_of(command, LONGEST),
         "figures": list(_figures(report)),
         "problems": list(_problems(report)),
-        "parts": [_part(name, seconds) for name in (*PARTS, "other")],
+        "parts": [
+            _part(name, seconds) for name in (*PARTS, "other") if name not in SOMETIMES or seconds.get(name)
+        ],
         "wall": duration(seconds["wall"]),
         "operators": _operators(report["operators"]),
         "places": _operators(report.get("places") or ()),
