@@ -1,14 +1,34 @@
 """dtrrun.runtime.operators: facts that PyTorch does not state, checked against the existing schemas."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import dtrrun
 from dtrrun.runtime import operators
+from dtrrun.runtime.dispatch.kernels import has_python_kernel, replaces_own_kernel
 from dtrrun.runtime.operators import operator_of
 from dtrrun.simulator.log import Call, read_log
 
 aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("file", "foreign"), [("_native/registry.py", False), ("library.py", True), ("", True)]
+)
+def test_a_kernel_in_python_is_pytorchs_own_if_pytorch_has_registered_it(file, foreign):
+    """Those of `torch.library` are registered for others."""
+    path = Path(torch.__file__).parent / file if file else __file__
+    register = "library = torch.library.Library('aten', 'IMPL'); library.impl('erfinv', torch.sin, 'CPU')"
+    variables = {"torch": torch}
+    exec(compile(register, str(path), "exec"), variables)
+    try:
+        assert has_python_kernel(aten.erfinv.default)
+        assert replaces_own_kernel(aten.erfinv.default) == foreign
+    finally:
+        variables["library"]._destroy()
+    assert not replaces_own_kernel(aten.erfinv.default)
 
 
 @pytest.mark.parametrize("name", operators._WRITES_UNSAID)

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import resolve_name
 from inspect import getattr_static
+from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -94,8 +95,10 @@ _MISSING = object()
 KEYS = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 """The dispatch keys of kernels that may run beneath the interposer."""
 
-OWN = {"aten::bmm", "aten::_foreach_mm", "aten::linalg_lu_solve"}
-"""Operators for which PyTorch itself has a kernel in Python."""
+PYTORCH = Path(torch.__file__).parent
+REGISTERING = Path(torch.library.__file__)
+"""Functions there register kernels for whoever calls them."""
+REGISTERED = re.compile(r"^(\w+)(?:\[alias\])?: registered at (.*):\d+ ::", re.MULTILINE)
 
 _registered: dict[str, Any] = {}
 """Kernels that have been registered during sessions, by `torch.library`'s names for them."""
@@ -115,9 +118,20 @@ def has_python_kernel(func: Any) -> bool:
 
 
 def replaces_own_kernel(func: Any) -> bool:
-    """Return whether the program has given one of PyTorch's operators a kernel in Python."""
-    name = func._schema.name
-    return name.startswith("aten::") and name not in OWN and has_python_kernel(func)
+    """Return whether the program has given one of PyTorch's operators a kernel in Python.
+
+    PyTorch has some of its own, such as that of `bmm` on a GPU: the dispatcher knows the files where kernels
+    have been registered.
+    """
+    schema = func._schema
+    if not (schema.name.startswith("aten::") and has_python_kernel(func)):
+        return False
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    files = {key: Path(file) for key, file in REGISTERED.findall(torch._C._dispatch_dump(name))}
+    python = [files.get(one.rpartition("/")[2]) for one in _names_of(func) if one in in_python]
+    return not all(
+        file is not None and file.is_relative_to(PYTORCH) and file != REGISTERING for file in python
+    )
 
 
 def reading_of(func: Any, known: Reading | None) -> Reading | None:
