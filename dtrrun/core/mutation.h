@@ -204,7 +204,7 @@ class Mutation {
   }
   // Called when a constant is written to: its memory no longer counts as uninitialised, so no recipe can start from blank memory.
   static void no_longer_blank(Version* constant) {
-    if (constant->pin == pins::UNINITIALISED) constant->pin = pins::CONSTANT;
+    if (constant->pin == pins::UNINITIALISED) constant->pin = pins::UPDATED_IN_PLACE;
   }
   // Returns whether the history of a recomputable version is worth keeping. That of state that persists over steps (running
   // averages) is not.
