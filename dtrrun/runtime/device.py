@@ -100,7 +100,11 @@ class Cpu:
         return 0
 
     def waited_ns(self) -> int:
-        """Return how long a GPU's allocator has kept the program waiting."""
+        """Return how long a GPU's allocator has kept the program waiting, in ns."""
+        return 0
+
+    def avoiding_ns(self) -> int:
+        """Return how long dtrrun has worked for a GPU's allocator inside the program's operators, in ns."""
         return 0
 
     def hint(self) -> str:

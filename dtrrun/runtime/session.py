@@ -555,11 +555,13 @@ class Session:
         brief, own, cold, in_python, long = self._own_time.add(wall, waited, counted)
         unseen = unseen_ns(own, cold, in_python)
         own += in_python + long
-        operators = self.interposer.operators_ns + brief
+        avoiding = self.device.avoiding_ns()
+        operators = max(self.interposer.operators_ns + brief - avoiding, 0)
         recomputing, making_room = self.dtr.rematerializer.operators_ns, self.dtr.eviction.making_room_ns
         bookkeeping = (
             self.interposer.bookkeeping_ns
             + own
+            + avoiding
             + self.dtr.rematerializer.under_way_ns()
             - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
         )

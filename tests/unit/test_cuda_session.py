@@ -267,6 +267,18 @@ def test_flushes_of_the_allocator_are_a_part_of_the_time(monkeypatch):
         assert session.times()["allocator_ns"] == 2 * STALL_NS + 3 * (UNMAP_NS + MAP_NS)
 
 
+def test_avoiding_flushes_inside_operators_is_dtrruns_own_work(monkeypatch):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        tensor().add(1)
+        hour_ns, before = 3600 * 10**9, session.times()
+        for _ in range(2):
+            session.device.retry.avoiding_ns += hour_ns
+            session.device.step_ended()
+        after = session.times()
+        assert after["bookkeeping_ns"] - before["bookkeeping_ns"] > 1.9 * hour_ns  # a part of it is estimated
+        assert after["operators_ns"] == 0
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_the_fast_path_takes_over_once_a_signature_is_timed(monkeypatch, busy):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):

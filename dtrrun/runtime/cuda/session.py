@@ -92,6 +92,7 @@ class Cuda:
         self._footprint = self._reserved_peak = 0  # bytes, since the session began
         self._noted: Any = None  # statistics at its last update
         self._first: Any = None  # statistics at the session's start
+        self._avoiding_ns = 0  # what avoiding flushes has taken, up to the last step's end
         self._step_began_ns = 0
         self.fragmented = 0
         self._looked_at_holes = 0.0
@@ -203,6 +204,7 @@ class Cuda:
             self._flushes = self.gpu.statistics().flushes
         now, began = now_ns(), self._step_began_ns
         avoiding_ns, self.retry.avoiding_ns, self._step_began_ns = self.retry.avoiding_ns, 0, now
+        self._avoiding_ns += avoiding_ns
         self.accounts.step_ended(self._flushes > flushes or avoiding_ns * DEAR_TO_AVOID > now - began)
         if self.awake and not self.capturing:
             self.operators.timer.poll()
@@ -240,6 +242,10 @@ class Cuda:
         found = self.gpu.statistics()
         flushes, unmapped = found.flushes - self._first.flushes, found.unmapped - self._first.unmapped
         return (flushes - 1) * STALL_NS + flush_ns(max(unmapped, 0), max(unmapped, 0)) if flushes > 0 else 0
+
+    def avoiding_ns(self) -> int:
+        """Return how long dtrrun has worked inside the program's operators to avoid flushes, in ns."""
+        return self._avoiding_ns + self.retry.avoiding_ns
 
     def sufficient_bytes(self, peak: int) -> int:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
