@@ -19,7 +19,7 @@ from dtrrun.core.heuristics import FIRST
 from dtrrun.runtime.observe.steps import slowdown
 from dtrrun.telemetry.times import effective
 from tests.bench import advised
-from tests.bench.runs import inside, plain, share
+from tests.bench.runs import inside, inside_once, plain, share
 from tests.bench.section import Section
 from tests.bench.small_operators import PROGRAMS, Step
 from tests.programs import steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
@@ -184,9 +184,9 @@ def drawn(seed: int) -> Callable[[], Step]:
 
 
 def example(name: str, percent: int, rounds: int, arguments: Sequence[str]) -> Timed:
-    peak = inside(None, name, "--steps", "3", *arguments).report["peak_bytes"]
+    peak = inside_once(None, name, "--steps", "3", *arguments).report["peak_bytes"]
     budgets = [share(percent, peak)]
-    arguments = ["--steps", "14", *arguments]
+    arguments = ["--steps", "10", *arguments]
     timed = Timed()
     while len(timed.said) < rounds:
         run = inside(budgets[-1], name, *arguments, **KEEPS)
@@ -220,7 +220,7 @@ def everything(quick: bool) -> Iterator[tuple[str, Callable[[], Timed]]]:
     for program in PROGRAMS:
         yield program.__name__, lambda program=program: small(program, rounds)
     for name, percent in itertools.product(EXAMPLES, SHARES[-1:] if quick else SHARES):
-        yield name, lambda name=name, percent=percent: example(name, percent, rounds - 2, EXAMPLES[name])
+        yield name, lambda name=name, percent=percent: example(name, percent, rounds // 2, EXAMPLES[name])
     for whole in advised.PROGRAMS:
         make = repeated(whole)
         yield whole.__name__, lambda make=make: in_a_share(make, SHARE, rounds, 1, 3)
