@@ -21,6 +21,7 @@
 #include <memory>
 #include <string>
 
+#include "device_blocks.h"
 #include "shortage.h"
 
 namespace c10 {
@@ -54,7 +55,33 @@ class DeviceAllocator {
     }
   }
 
+  // Lets the allocator tell `DeviceBlocks` of its blocks, from now on. Returns false if it can't.
+  static bool tells_of_blocks(c10::DeviceType type) {
+    static const bool tells = attach_tracker(c10::GetAllocator(type));
+    return tells;
+  }
+
  private:
+  // `attachAllocatorTraceTracker` is virtual, and its place in the table differs from version to version. PyTorch exports another
+  // class with the same functions, whose table shows the place.
+  static bool attach_tracker(c10::Allocator* allocator) {
+    if (original_ == nullptr) return false;
+    auto table = static_cast<void**>(dlsym(RTLD_DEFAULT, SIBLING_TABLE));
+    void* wanted = nullptr;
+    for (const char* name : SIBLING_TRACKERS)
+      if (wanted == nullptr) wanted = dlsym(RTLD_DEFAULT, name);
+    if (table == nullptr || wanted == nullptr) return false;
+    auto found = std::find(table + ABOVE, table + SIBLING_ENTRIES, wanted);
+    if (found == table + SIBLING_ENTRIES) return false;
+    auto attach = reinterpret_cast<void (*)(c10::Allocator*, DeviceBlocks::Tracker)>(entries_[found - table]);
+    try {
+      attach(allocator, [](const DeviceBlocks::Told& told) { DeviceBlocks::own().tell(told); });
+    } catch (const c10::Error&) {  // another allocator (cudaMallocAsync)
+      return false;
+    }
+    return true;
+  }
+
   // Where `armed`, throws itself out of the allocator when no cached block fits a request.
   struct NothingFits : c10::FreeMemoryCallback {
     struct Thrown {};
@@ -72,6 +99,15 @@ class DeviceAllocator {
   static constexpr size_t ABOVE = 2;     // entries before the functions: the offset of the object's start, and its type
   static constexpr size_t ALLOCATE = 2;  // the first of `c10::Allocator`, after two destructors
   static constexpr size_t ENTRIES = 192;  // more than any of PyTorch's allocators has
+  static constexpr size_t SIBLING_ENTRIES = 64;  // at least as many as needed
+  // torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator, in libtorch_cuda, and its `attachAllocatorTraceTracker`.
+  static constexpr const char* SIBLING_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
+  static constexpr const char* SIBLING_TRACKERS[] = {
+      "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator27attachAllocatorTraceTrackerESt8functionIFvRKN3c1022"
+      "CachingDeviceAllocator10TraceEntryEEE",
+      "_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator27attachAllocatorTraceTrackerESt8functionIFvRKN3c104cuda"
+      "20CUDACachingAllocator10TraceEntryEEE",  // before 2.10 or so
+  };
 
   static c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
     bool asks = Shortage::own().asks_before_flush();

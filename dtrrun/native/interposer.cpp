@@ -327,6 +327,86 @@ PyObject* before_flush(PyObject*, PyObject* avoid) {
   Py_RETURN_NONE;
 }
 
+PyObject* follow_blocks(PyObject*, PyObject* args) {
+  int device, devices;
+  if (!PyArg_ParseTuple(args, "ii", &device, &devices)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    if (!interposer || !DeviceAllocator::tells_of_blocks(interposer->device.type())) Py_RETURN_FALSE;
+    DeviceBlocks::own().prepare(device, devices);
+    Py_RETURN_TRUE;
+  });
+}
+
+PyObject* start_blocks(PyObject*, PyObject* snapshot) {
+  return guarded([&]() -> PyObject* {
+    std::vector<std::pair<DeviceBlocks::Segment, std::vector<DeviceBlocks::Block>>> segments;
+    for (PyObject* item : Items(snapshot)) {
+      Py_ssize_t address, nbytes;
+      int small, expandable, ours;
+      PyObject* blocks;
+      if (!PyArg_ParseTuple(item, "nnpppO", &address, &nbytes, &small, &expandable, &ours, &blocks)) return nullptr;
+      DeviceBlocks::Segment segment{static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), small != 0, expandable != 0, ours != 0};
+      segments.emplace_back(segment, std::vector<DeviceBlocks::Block>());
+      for (PyObject* one : Items(blocks)) {
+        Py_ssize_t requested;
+        int free;
+        if (!PyArg_ParseTuple(one, "nnnp", &address, &nbytes, &requested, &free)) return nullptr;
+        segments.back().second.push_back(
+            {static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), static_cast<size_t>(requested), free != 0});
+      }
+    }
+    return PyBool_FromLong(DeviceBlocks::own().start(segments));
+  });
+}
+
+PyObject* leave_blocks(PyObject*, PyObject*) {
+  DeviceBlocks::own().stop();
+  Py_RETURN_NONE;
+}
+
+PyObject* segment_bytes(PyObject*, PyObject*) { return PyLong_FromSize_t(DeviceBlocks::own().reserved_bytes()); }
+
+PyObject* returnable_bytes(PyObject*, PyObject*) { return PyLong_FromSize_t(DeviceBlocks::own().returnable_bytes()); }
+
+PyObject* blocks_serving(PyObject*, PyObject* nbytes) {
+  return guarded([&] {
+    Ref found = checked(PyList_New(0)), segment = checked(PyList_New(0));
+    for (const DeviceBlock& one : DeviceBlocks::own().serving(as_number(nbytes))) {
+      if (one.nbytes == 0) {
+        if (PyList_Append(found.get(), segment.get()) < 0) raise();
+        segment = checked(PyList_New(0));
+      } else {
+        Ref block = checked(Py_BuildValue("(nnO)", one.address, one.nbytes, one.free ? Py_True : Py_False));
+        if (PyList_Append(segment.get(), block.get()) < 0) raise();
+      }
+    }
+    return found.release();
+  });
+}
+
+PyObject* evict_window(PyObject*, PyObject* args) {
+  PyObject *ledger, *segments;
+  long long wanted, at_most;
+  if (!PyArg_ParseTuple(args, "OOLL", &ledger, &segments, &wanted, &at_most)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    BlockList blocks;
+    if (segments == Py_None) {
+      blocks = DeviceBlocks::own().serving(wanted);
+    } else {
+      for (PyObject* segment : Items(segments)) {
+        for (PyObject* one : Items(segment)) {
+          Py_ssize_t address, nbytes;
+          int free;
+          if (!PyArg_ParseTuple(one, "nnp", &address, &nbytes, &free)) return nullptr;
+          blocks.push_back({static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), free != 0});
+        }
+        blocks.push_back({0, 0, false});
+      }
+    }
+    return PyBool_FromLong(evict_window(core_of(ledger), std::move(blocks), wanted, at_most));
+  });
+}
+
 PyObject* outside(PyObject*, PyObject*) { return PyLong_FromSize_t(Outside::own().nbytes()); }
 
 PyObject* met_outside(PyObject*, PyObject* storage) {
@@ -604,6 +684,22 @@ PyMethodDef methods[] = {
      "a kernel that takes more than was admitted; None: stop."},
     {"before_flush", before_flush, METH_O,
      "Call a function with the bytes of a request for which a GPU's allocator has no cached block, before it flushes; None: stop."},
+    {"follow_blocks", follow_blocks, METH_VARARGS,
+     "follow_blocks(index, count): let a GPU's allocator tell of its blocks on one of so many devices. Returns False if it\n"
+     "can't. A snapshot must follow."},
+    {"start_blocks", start_blocks, METH_O,
+     "Take over that snapshot, a list of (address, bytes, is small, is expandable, is ours, blocks), each with blocks (address,\n"
+     "bytes, requested bytes, is free). Returns False if the blocks can't be followed."},
+    {"leave_blocks", leave_blocks, METH_NOARGS, "Stop following blocks."},
+    {"segment_bytes", segment_bytes, METH_NOARGS, "Return the bytes of all segments, as far as followed."},
+    {"returnable_bytes", returnable_bytes, METH_NOARGS,
+     "Return the bytes of followed pages that the allocator would return to the driver if it flushed."},
+    {"blocks_serving", blocks_serving, METH_O,
+     "For tests: return the followed segments that can serve a request of that size, lists of (address, bytes, is free)."},
+    {"evict_window", evict_window, METH_VARARGS,
+     "evict_window(ledger, segments, wanted, at_most): evict the cheapest window of neighbouring blocks for `wanted` contiguous\n"
+     "bytes, unless computing them again costs more than `at_most` ns (-1: whatever it costs). segments: lists of (address,\n"
+     "bytes, is free); None: those that are followed. Returns whether that was possible."},
     {"outside", outside, METH_NOARGS, "Return the bytes of such blocks that no version accounts for."},
     {"met_outside", met_outside, METH_O,
      "Note that a version accounts for this storage. Returns the bytes that it had among those."},

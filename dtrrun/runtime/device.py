@@ -79,8 +79,8 @@ class Cpu:
         """Return whether operators can run in this process."""
         return True
 
-    def look(self) -> None:
-        """Measure the device's memory use, and adjust the limit."""
+    def look(self, *, settles: bool = True) -> None:
+        """Measure the device's memory use, and adjust the limit. settles: it may rise."""
 
     def step_ended(self) -> None:
         pass

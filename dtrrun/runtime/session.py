@@ -601,7 +601,7 @@ class Session:
             self._compact()
         self._notices.look_for_modules()
         self.interposer.look()
-        self.device.look()
+        self.device.look(settles=False)
         self._launcher.look()
         self._publish()
         self.slow_path.next_tick = now_ns() + PUBLISH_NS

@@ -3,6 +3,7 @@
 import gc
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -340,3 +341,43 @@ def test_the_allocator_does_not_flush_where_neighbours_are_cheap():
         assert session.report()["evictions"] > evictions
         assert session.device.retry.avoided > 0
         assert torch.cuda.memory_stats()["num_alloc_retries"] == before
+
+
+@pytest.mark.parametrize("expandable", [True, False])
+def test_the_blocks_that_are_followed_are_those_of_a_snapshot(expandable):
+    """While memory is allocated, freed, mapped and returned, on another stream, too."""
+    random, sizes, side = Random(7), (1000, 300_000, 3 << 20, 11 << 20, 45 << 20), torch.cuda.Stream()
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", torch.cuda.memory._set_allocator_settings)
+    change(f"expandable_segments:{expandable}")
+    try:
+        with dtrrun.budget(beside() + SPACE + 1200 * MIB, device=DEVICE) as session:
+            kept, elsewhere, native, gpu = [tensor()], [], session._native, session.device.gpu
+            assert gpu.follows_blocks(native)
+            for n in range(300):
+                kept.append(torch.empty(random.choice(sizes), dtype=torch.uint8, device=DEVICE))
+                while len(kept) > 20:
+                    del kept[random.randrange(len(kept))]
+                if n % 100 == 50:
+                    with torch.cuda.stream(side):
+                        elsewhere.append(torch.empty(sizes[2], dtype=torch.uint8, device=DEVICE))
+                    torch.cuda.empty_cache()
+                if n % 20 == 0:
+                    for nbytes in (MIB, 4 * MIB):
+                        assert native.blocks_serving(nbytes) == gpu.segments(nbytes)
+                    assert native.segment_bytes() == torch.cuda.memory_reserved()
+            rest = torch.cuda.memory_reserved() - native.returnable_bytes()
+            torch.cuda.empty_cache()
+            assert torch.cuda.memory_reserved() == rest
+            kept.clear()
+    finally:
+        change("expandable_segments:True")
+
+
+def test_a_refusal_that_is_certain_is_not_provoked():
+    with dtrrun.budget(beside() + SPACE + 300 * MIB, device=DEVICE) as session:
+        kept, before = chain(30), torch.cuda.memory_stats()["num_ooms"]
+        del kept[1::2]
+        large = [tensor(96).add_(i) for i in range(3)]
+        assert session.device.retry.avoided > 0
+        assert torch.cuda.memory_stats()["num_ooms"] == before
+        assert all(bool((one == 1.0 + i).all()) for i, one in enumerate(large))

@@ -67,7 +67,7 @@ def test_what_the_fast_path_has_no_memory_for_runs_again():
         F.dropout(x)
         session.set_budget(session.report()["overhead_bytes"] + 196 * MIB)
         session.device._native.before_flush(None)  # so that requests are refused
-        session.device.look = lambda: None  # as if dtrrun did not know what the allocator will refuse
+        session.device.look = lambda **_: None  # as if dtrrun did not know what the allocator will refuse
         session.ledger.set_limit(1 << 40)
         torch.manual_seed(3)
         found = []

@@ -42,7 +42,11 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void *data) { (void)stream; call(data); return cudaSuccess; }
 
+static long waits;
+long hollow_waits(void) { return __atomic_load_n(&waits, __ATOMIC_RELAXED); } /* for tests.bench.gpu_steps */
+
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
     if (hollow_captures(stream)) return hollow_failed(cudaErrorStreamCaptureUnsupported);
     if (hollow_keeps_time()) hollow_wait_until(hollow_done(stream));
     if (hollow_checks_races()) hollow_host_waits_for_stream(stream);

@@ -405,6 +405,24 @@ class FakeGpu:
     def segments(self, nbytes):
         return self.allocator.blocks(nbytes)
 
+    follows = None  # its blocks are read anew each time
+
+    def follows_blocks(self, native):
+        return False
+
+    def check_blocks(self, native, reserved):
+        pass
+
+    def leave_blocks(self, native):
+        pass
+
+    def reserved(self, native):
+        return self.statistics().reserved
+
+    def returnable(self, native):
+        found = self.statistics()
+        return found.reserved - found.allocated
+
     def on_side_stream(self):
         return self.side
 

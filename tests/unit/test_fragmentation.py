@@ -1,78 +1,121 @@
-"""dtrrun.runtime.cuda.fragmentation"""
+"""Which neighbouring blocks are evicted for one contiguous free block (`dtrrun/native/device_blocks.h`)."""
 
 from itertools import combinations
+from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
+import torch
 
-from dtrrun.runtime.cuda.fragmentation import Block, best_hole, fragmented_bytes
+import dtrrun
+from dtrrun.runtime.cuda.fragmentation import Block, fragmented_bytes
+
+FREE, FIXED = "free", "fixed"
+storage_of = torch._C.TensorBase.untyped_storage  # not the patched methods, which hand memory out
+address_of = torch._C.StorageBase.data_ptr
+
+
+def address(block):
+    return address_of(storage_of(block)) if isinstance(block, torch.Tensor) else 1
+
+
+class Blocks:
+    """Segments of blocks: free ones, ones that must stay, and tensors that can be evicted."""
+
+    def __init__(self, session, count=8):
+        self.session = session
+        x = torch.ones(100)
+        self.tensors = [x.repeat(n).exp() for n in range(1, count + 1)]  # of different costs and ages
+
+    def version(self, tensor):
+        return self.session.ledger.version_of(storage_of(tensor))
+
+    def price(self, block):
+        if block is FREE:
+            return 0.0
+        if block is FIXED:
+            return None
+        version = self.version(block)
+        return version.cost / max(self.session.ledger.clock - version.last_access, 1)
+
+    def evict(self, wanted, *segments, at_most=-1):
+        """Evict a window. segments: of (bytes, block). Returns whether one was evicted, and the tensors."""
+        told = [
+            [
+                (
+                    address_of(storage_of(block)) if isinstance(block, torch.Tensor) else 1 + place,
+                    nbytes,
+                    block is FREE,
+                )
+                for place, (nbytes, block) in enumerate(segment)
+            ]
+            for segment in segments
+        ]
+        done = self.session._native.evict_window(self.session.ledger, told, wanted, at_most)
+        return done, [n for n, one in enumerate(self.tensors) if not self.version(one).resident]
+
+
+@pytest.fixture
+def blocks():
+    with dtrrun.budget("1GB", device="cpu", cost="model") as session:
+        yield Blocks(session)
+
+
+def test_neighbours_are_chosen_though_others_are_cheaper_each(blocks):
+    a, b, c, d = sorted(blocks.tensors[:4], key=blocks.price)
+    done, evicted = blocks.evict(4, [(2, a), (2, FIXED), (2, b), (2, FIXED), (2, c), (2, d)])
+    assert done
+    assert {id(blocks.tensors[n]) for n in evicted} == {id(c), id(d)}
+
+
+def test_what_free_blocks_make_unnecessary_stays(blocks):
+    a, b = blocks.tensors[:2]
+    assert blocks.evict(4, [(2, a), (5, FREE), (2, b)]) == (False, [])  # large enough without
+    assert blocks.evict(4, [(2, a), (2, FIXED), (2, b)]) == (False, [])
+    assert blocks.evict(4, [(2, a)], [(2, b)]) == (False, [])  # segments are not joined
+    assert blocks.evict(1) == (False, [])
+    assert blocks.evict(4, [(2, FIXED), (2, FREE), (2, b)]) == (True, [1])
+
+
+def test_a_window_that_costs_too_much_stays(blocks):
+    cost = blocks.version(blocks.tensors[3]).cost
+    assert blocks.evict(2, [(2, blocks.tensors[3])], at_most=cost - 1) == (False, [])
+    assert blocks.evict(2, [(2, blocks.tensors[3])], at_most=cost) == (True, [3])
+
+
+def test_as_good_as_trying_all_windows(blocks):
+    random = Random(5)
+    for _ in range(60):
+        kinds = [*random.sample(blocks.tensors, random.randint(0, 6)), *random.choices([FREE, FIXED], k=4)]
+        random.shuffle(kinds)
+        segment = [(random.randint(1, 9), one) for one in kinds]
+        prices, wanted, least = [blocks.price(one) for one in kinds], random.randint(1, 30), None
+        for first, last in combinations(range(len(kinds) + 1), 2):
+            window = prices[first:last]
+            if None not in window and sum(nbytes for nbytes, _ in segment[first:last]) >= wanted:
+                least = min(sum(window), sum(window) if least is None else least)
+        done, evicted = blocks.evict(wanted, segment)
+        assert done == bool(least)
+        chosen = [
+            price
+            for one, price in zip(kinds, prices, strict=True)
+            for n in evicted
+            if one is blocks.tensors[n]
+        ]
+        assert sum(chosen) == pytest.approx(least or 0)
+        for one in blocks.tensors:
+            one.sum()  # computes it again
 
 
 def segment(*blocks):
-    """Blocks of (bytes, price): price 0 is free."""
+    """Blocks of (bytes, whether it is free)."""
     made, address = [], 1
-    for nbytes, price in blocks:
-        made.append((Block(address, nbytes, price == 0), price))
+    for nbytes, free in blocks:
+        made.append(Block(address, nbytes, free))
         address += nbytes
     return made
 
 
-def chosen(wanted, *segments):
-    prices = {(i, block.address): price for i, one in enumerate(segments) for block, price in one}
-    renamed, table = [], {}
-    for i, one in enumerate(segments):
-        blocks = []
-        for block, _ in one:
-            address = i * 10**6 + block.address
-            table[address] = prices[i, block.address]
-            blocks.append(block._replace(address=address))
-        renamed.append(blocks)
-    return best_hole(renamed, wanted, table.get)
-
-
-def test_neighbours_are_chosen_though_others_are_cheaper_each():
-    # 4 bytes are wanted: the two cheapest blocks are not adjacent, so each would free only 2 bytes.
-    assert chosen(4, segment((2, 1), (2, None), (2, 1), (2, None), (2, 3), (2, 3))) == [9, 11]
-
-
-def test_free_blocks_cost_nothing_and_help():
-    assert chosen(4, segment((2, 9), (2, 9), (2, 0), (2, 5))) == [7]
-
-
-def test_the_cheapest_segment():
-    assert chosen(2, segment((2, 5)), segment((2, 3))) == [10**6 + 1]
-
-
-def test_what_has_to_stay_ends_a_window():
-    assert chosen(4, segment((2, 1), (2, None), (2, 1))) is None
-    assert chosen(1, []) is None
-
-
-def test_a_free_block_that_is_large_enough_needs_no_eviction():
-    assert chosen(4, segment((2, 1), (5, 0))) == []
-
-
-def test_segments_are_not_joined():
-    assert chosen(4, segment((2, 1)), segment((2, 1))) is None
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.none() | st.integers(0, 9)), max_size=9), st.integers(1, 30))
-def test_as_good_as_trying_all_windows(blocks, wanted):
-    one = segment(*blocks)
-    least = None
-    for first, last in combinations(range(len(one) + 1), 2):
-        window = one[first:last]
-        if all(price is not None for _, price in window) and sum(b.nbytes for b, _ in window) >= wanted:
-            cost = sum(price for _, price in window)
-            least = cost if least is None else min(least, cost)
-    found = best_hole([[block for block, _ in one]], wanted, {b.address: p for b, p in one}.get)
-    if least is None:
-        assert found is None
-    else:
-        assert sum(price for block, price in one if block.address in found) == least
-
-
 def test_free_bytes_beside_the_largest_block_are_fragmented():
-    blocks = [segment((2, 0), (2, 1), (5, 0)), segment((3, 0))]
-    assert fragmented_bytes([[block for block, _ in one] for one in blocks]) == 5
+    blocks = [segment((2, True), (2, False), (5, True)), segment((3, True))]
+    assert fragmented_bytes(blocks) == 5
     assert fragmented_bytes([]) == 0

@@ -26,6 +26,7 @@ FLUSHED_SHARE = 8  # an eighth of the cap is kept free once the allocator has ha
 SMALL_UNIT = 2 * MIB  # for requests of up to 1 MiB, which have a pool of their own
 LARGE_REQUEST = 10 * MIB  # from here on, requests are rounded up to SMALL_UNIT
 UNMAP_NS, MAP_NS = 60_000, 65_000  # for one SEGMENT, with create, access and release (on an H200)
+REST = 3  # a flush must be this much cheaper: it moves blocks, so the next steps differ, and flush again
 STALL_NS = 2_500_000  # the GPU runs out of work while the host waits for it, unmaps and maps
 DECAY = 8  # the guard's excess shrinks by an eighth at each check, the slack at each step's end
 
@@ -159,8 +160,8 @@ class Accounts:
     def step_ended(self, flushed: bool) -> None:
         """Forget some of the fragmentation, since it can disappear.
 
-        flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory, or
-        it has taken long to avoid that. With more memory free, a request finds a block that is large enough.
+        flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory, and
+        that can't be avoided otherwise. With more memory free, a request finds a block that is large enough.
         """
         self._slack -= self._slack // DECAY
         if flushed and self.cap is not None:

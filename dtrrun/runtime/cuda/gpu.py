@@ -8,7 +8,7 @@ returns memory to the driver.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,7 @@ class Gpu:
     _own: OwnMemory | None = None
     _home = 0  # the program's main stream: cudaStream_t as a number
     _home_stream: Any = None
+    follows: bool | None = None  # whether the extension knows the allocator's blocks; None: not asked yet
 
     def __init__(self) -> None:
         self.fractions = Fractions()
@@ -144,32 +145,70 @@ class Gpu:
     def empty_cache() -> None:
         torch.cuda.empty_cache()
 
+    def follows_blocks(self, native: Any) -> bool:
+        """Return whether the extension knows the allocator's blocks. The first time, this takes a snapshot.
+
+        It does not where the allocator does not tell of its blocks, or rounds their sizes in its own way.
+        """
+        if self.follows is None:
+            self.follows = bool(native.follow_blocks(self.index, torch.cuda.device_count())) and bool(
+                native.start_blocks(
+                    [
+                        (
+                            segment["address"],
+                            segment["total_size"],
+                            segment["segment_type"] == "small",
+                            segment["is_expandable"],
+                            self._serves(segment),
+                            list(_blocks(segment)),
+                        )
+                        for segment in self._snapshot()
+                        if segment["device"] == self.index
+                    ]
+                )
+            )
+        return self.follows
+
+    def leave_blocks(self, native: Any) -> None:
+        """Stop following the blocks, until they are asked for again."""
+        native.leave_blocks()
+        self.follows = None
+
+    def check_blocks(self, native: Any, reserved: int) -> None:
+        """Take another snapshot before blocks are next needed, if these are not the bytes of all segments."""
+        if self.follows and native.segment_bytes() != reserved:
+            self.leave_blocks(native)
+
+    def reserved(self, native: Any) -> int:
+        """Return the bytes that the allocator has taken from the driver."""
+        return int(native.segment_bytes() if self.follows_blocks(native) else self.statistics().reserved)
+
+    def returnable(self, native: Any) -> int:
+        """Return how much of that it would return if it flushed; roughly, where blocks are not followed."""
+        if self.follows_blocks(native):
+            return int(native.returnable_bytes())
+        found = self.statistics()
+        return found.reserved - found.allocated
+
     def segments(self, nbytes: int) -> list[Segment]:
         """Return the allocator's segments that can serve a request of that size on the program's stream.
 
         Takes milliseconds if there are thousands of blocks.
         """
         kind = "small" if nbytes <= 1 << 20 else "large"  # kSmallSize
-        found: list[Segment] = []
         try:
             snapshot = self._snapshot()
         except RuntimeError:  # an allocator without segments (cudaMallocAsync, a custom one)
             return []
-        for segment in snapshot:
-            if (
-                segment["device"] != self.index
-                or segment["stream"] != self._home
-                or segment["segment_type"] != kind
-                or _is_private(segment)
-            ):
-                continue
-            address = segment["address"]
-            blocks = []
-            for block in segment["blocks"]:
-                blocks.append(Block(address, block["size"], block["state"] == "inactive"))
-                address += block["size"]
-            found.append(blocks)
-        return found
+        return [
+            [Block(address, size, free) for address, size, _, free in _blocks(segment)]
+            for segment in snapshot
+            if segment["device"] == self.index and segment["segment_type"] == kind and self._serves(segment)
+        ]
+
+    def _serves(self, segment: dict[str, Any]) -> bool:
+        """Return whether requests on the program's stream may get memory of a segment."""
+        return segment["stream"] == self._home and not _is_private(segment)
 
     def stranded_bytes(self) -> int:
         """Return the free bytes in private pools, which serve no other requests."""
@@ -237,3 +276,11 @@ class Gpu:
 def _is_private(segment: dict[str, Any]) -> bool:
     """Return whether a segment belongs to a CUDA graph, or to a pool of the program's own."""
     return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+
+
+def _blocks(segment: dict[str, Any]) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield for each of a segment's blocks its address, its bytes, those requested, and if it is free."""
+    address = segment["address"]
+    for block in segment["blocks"]:
+        yield address, block["size"], block["requested_size"], block["state"] == "inactive"
+        address += block["size"]

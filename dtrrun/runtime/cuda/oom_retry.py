@@ -21,9 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Version
-from dtrrun.runtime.cuda.budget import SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
-from dtrrun.runtime.cuda.fragmentation import best_hole
+from dtrrun.runtime.cuda.budget import REST, SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
 from dtrrun.runtime.cuda.observers import Observers
 from dtrrun.runtime.cuda.pools import Pools
 from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -151,8 +149,9 @@ class Retry:
         """Bytes that were refused to an operator on the fast path, which is attempted next."""
         self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
-        self.avoided = 0  # flushes, by evicting neighbours
+        self.avoided = 0  # flushes and refusals, by evicting beforehand
         self.avoiding_ns = 0  # what that has taken the host
+        self.native: Any = None  # the extension
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
         """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
@@ -250,22 +249,32 @@ class Retry:
     def before_flush(self, nbytes: int) -> None:
         """Evict neighbours for a request for which the allocator has no cached block, and may not map one.
 
-        If enough memory is free in pieces, it would flush: that must not be cheaper. Otherwise it would flush
-        and refuse the request, and something would be evicted all the same.
+        If what the allocator would return to the driver is enough, it may flush where that is far cheaper.
+        Otherwise it would flush and refuse the request, so room is made at once.
         """
         cap = self.accounts.cap
         if cap is None or not self._ledger.evicting or not self.gpu.is_current() or self.gpu.on_side_stream():
             return
-        started = now_ns()
-        found, growth = self.gpu.statistics(), growth_for(nbytes)
-        if found.reserved + growth <= cap:
+        if self._pools.inside or nbytes > cap:
+            return
+        growth, reserved = growth_for(nbytes), self.gpu.reserved(self.native)
+        if reserved + growth <= cap:
             return  # it maps more
-        flush = flush_ns(found.reserved - found.allocated, growth)
+        started = now_ns()
         with self._slow_path.lock, (guard := below()), guard:
             self._ledger.collect_dead()
-            if self._make_hole(nbytes, at_most_ns=flush if found.allocated + nbytes <= cap else None):
+            if self._makes_room(nbytes, reserved, growth, cap):
                 self.avoided += 1
         self.avoiding_ns += now_ns() - started
+
+    def _makes_room(self, nbytes: int, reserved: int, growth: int, cap: int) -> bool:
+        """Evict for a request that counts `growth` bytes against the cap, unless a flush is far cheaper."""
+        if self._evict_window(nbytes, REST * flush_ns(0, growth)):  # cheaper than any flush
+            return True
+        returnable = self.gpu.returnable(self.native)
+        if reserved - returnable + growth <= cap:
+            return self._evict_window(nbytes, REST * flush_ns(returnable, growth))
+        return self._evict_window(nbytes) or self._dtr.eviction.release(nbytes)
 
     def did_without(self) -> None:
         """Note that a library has done without memory, as it may from now on in this process."""
@@ -309,15 +318,17 @@ class Retry:
         if not ledger.evicting:
             self.gpu.empty_cache()
             return  # eviction is disabled
-        if self.accounts.cap is not None:
-            allocated = self.gpu.statistics().allocated
-            self.accounts.stranded = self._pools.stranded_bytes()
-            self.accounts.request_failed(allocated, wanted)
-            ledger.set_limit(self.accounts.limit(allocated, ledger.resident_bytes))
         with (guard := below()), guard:
+            small = 0 < asked <= SMALL_UNIT
+            if attempt == 0 and self._evict_window(SMALL_UNIT // 2 if small else wanted):
+                return
+            if self.accounts.cap is not None:
+                allocated = self.gpu.statistics().allocated
+                self.accounts.stranded = self._pools.stranded_bytes()
+                self.accounts.request_failed(allocated, wanted)
+                ledger.set_limit(self.accounts.limit(allocated, ledger.resident_bytes))
             if attempt == 0:
-                if not self._make_hole(SMALL_UNIT // 2 if 0 < asked <= SMALL_UNIT else wanted):
-                    self._dtr.eviction.release(wanted)
+                self._dtr.eviction.release(wanted)
                 return
             if attempt == 1:
                 self._dtr.eviction.release(2 * wanted)
@@ -326,31 +337,10 @@ class Retry:
                 self._dtr.eviction.release(ledger.resident_bytes)
             self.gpu.empty_cache()
 
-    def _make_hole(self, wanted: int, at_most_ns: int | None = None) -> bool:
+    def _evict_window(self, wanted: int, at_most_ns: int = -1) -> bool:
         """Evict adjacent blocks with the least sum of cost over staleness (h_DTR times size).
 
-        at_most_ns: leave them if recomputing them costs more.
+        at_most_ns: leave them if recomputing them costs more. Returns whether that was possible.
         """
-        ledger = self._ledger
-        by_address: dict[int, Version] = {}
-        for version in (*ledger.versions.values(), *ledger.scratch):
-            if version.resident and version.operation is not None and not version.locks:
-                storage = version.memory()
-                if storage is not None:
-                    by_address[address_of(storage)] = version
-        clock = ledger.clock
-
-        def price(address: int) -> float | None:
-            version = by_address.get(address)
-            return None if version is None else version.cost / max(clock - version.last_access, 1)
-
-        hole = best_hole(self.gpu.segments(wanted), wanted, price)
-        if not hole:
-            return False
-        if at_most_ns is not None and sum(by_address[address].cost for address in hole) > at_most_ns:
-            return False
-        ledger.begin_pressure()
-        return all(self._dtr.eviction.evict_if_possible(by_address.pop(address)) for address in hole)
-
-
-address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+        segments = None if self.gpu.follows_blocks(self.native) else self.gpu.segments(wanted)
+        return bool(self.native.evict_window(self._ledger, segments, wanted, at_most_ns))

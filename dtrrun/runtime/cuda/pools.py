@@ -22,7 +22,7 @@ class Pools:
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
         self._patches = Patches()
-        self._inside = 0
+        self.inside = 0  # how many of them the program allocates from at present
         self.exist = False  # or have existed, during this session
 
     def install(self, changed: Callable[[], Any]) -> None:
@@ -36,14 +36,14 @@ class Pools:
 
     def stranded_bytes(self) -> int:
         """Return the free bytes in pools that the program is not using at this moment."""
-        return int(self._gpu.stranded_bytes()) if self.exist and not self._inside else 0
+        return int(self._gpu.stranded_bytes()) if self.exist and not self.inside else 0
 
     def _passing(self, step: int) -> Callable[[Function], Function]:
         def make(original: Function) -> Function:
             def passes(*args: Any) -> Any:
                 result = original(*args)
                 self.exist = True
-                self._inside = max(self._inside + step, 0)
+                self.inside = max(self.inside + step, 0)
                 self._changed()
                 return result
 

@@ -11,7 +11,6 @@ import functools
 import os
 from collections.abc import Callable
 from time import monotonic, sleep
-from time import perf_counter_ns as now_ns
 from types import ModuleType
 from typing import Any
 
@@ -41,7 +40,7 @@ FORBIDDEN = "forbidden by the program's own set_per_process_memory_fraction"
 ASK_SECONDS = 1.0  # between driver queries, which may take milliseconds
 WAIT_SECONDS = 2.0  # at most, for the launcher's next figure
 SETTLE_SECONDS = 0.005
-DEAR_TO_AVOID = 8  # avoiding flushes has taken more than an eighth of a step: keep memory free instead
+STEPS_SECONDS = 10.0  # a program that has not ended a step for that long has none
 LOOK_AT_HOLES_SECONDS = 10.0  # the allocator's snapshot takes milliseconds
 NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """With this variable, PyTorch asks the driver for each tensor, and its allocator's statistics remain 0."""
@@ -92,13 +91,12 @@ class Cuda:
         self._footprint = self._reserved_peak = 0  # bytes, since the session began
         self._noted: Any = None  # statistics at its last update
         self._first: Any = None  # statistics at the session's start
-        self._avoiding_ns = 0  # what avoiding flushes has taken, up to the last step's end
-        self._step_began_ns = 0
         self.fragmented = 0
         self._looked_at_holes = 0.0
         self._ask_again = self._refresh_again = 0.0  # not before this time
         self._patience = ASK_SECONDS
         self._has_loaded = False  # since the last reading
+        self._last_step_ended = float("-inf")  # in seconds
 
     # -- called by the session -------------------------------------------------------------------
 
@@ -114,7 +112,7 @@ class Cuda:
         dtr.eviction.refresh = self.refresh
 
     def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> CudaInterposer:
-        self._native = native
+        self._native = self.retry.native = native
         return CudaInterposer(native, slow_path, self, *told)
 
     def below(self) -> home:
@@ -145,6 +143,7 @@ class Cuda:
     def remove(self) -> None:
         self._native.on_shortage(None, None)
         self._native.before_flush(None)
+        self.gpu.leave_blocks(self._native)
         self._captures.remove()
         self.retry.observers.remove()
         self._lift()
@@ -201,16 +200,16 @@ class Cuda:
     def step_ended(self) -> None:
         flushes = self._flushes
         if self.awake and not self.operators.blind and self.usable():
-            self._flushes = self.gpu.statistics().flushes
-        now, began = now_ns(), self._step_began_ns
-        avoiding_ns, self.retry.avoiding_ns, self._step_began_ns = self.retry.avoiding_ns, 0, now
-        self._avoiding_ns += avoiding_ns
-        self.accounts.step_ended(self._flushes > flushes or avoiding_ns * DEAR_TO_AVOID > now - began)
+            found = self.gpu.statistics()
+            self._flushes = found.flushes
+            self.gpu.check_blocks(self._native, found.reserved)
+        self.accounts.step_ended(self._flushes > flushes and not self.gpu.follows)
         if self.awake and not self.capturing:
             self.operators.timer.poll()
         if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:
             self._looked_at_holes = monotonic()
             self.fragmented = fragmented_bytes(self.gpu.segments(UNLIMITED))
+        self._last_step_ended = monotonic()
         self.look()
 
     def ended(self, steps: int) -> None:
@@ -245,7 +244,7 @@ class Cuda:
 
     def avoiding_ns(self) -> int:
         """Return how long dtrrun has worked inside the program's operators to avoid flushes, in ns."""
-        return self._avoiding_ns + self.retry.avoiding_ns
+        return self.retry.avoiding_ns
 
     def sufficient_bytes(self, peak: int) -> int:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
@@ -267,8 +266,12 @@ class Cuda:
         self._has_loaded = True
         self.look()
 
-    def look(self) -> None:
-        """Measure the device's memory use; set the allocator's cap and the ledger's limit."""
+    def look(self, *, settles: bool = True) -> None:
+        """Measure the device's memory use; set the allocator's cap and the ledger's limit.
+
+        Steps only repeat if both stand still in between. So during a step they only fall, and only if
+        libraries have taken more. settles: let them follow all of the measurements, as at a step's end.
+        """
         if not self.awake or self.capturing or self.operators.blind or not self.usable():
             return
         with self.slow_path.lock:
@@ -285,10 +288,14 @@ class Cuda:
             before = accounts.cap
             stands = self.gpu.cap_stands()
             accounts.programs_cap = self.gpu.programs_cap()
+            settles = settles or self._has_loaded or not stands or now - self._last_step_ended > STEPS_SECONDS
             accounts.look(found.reserved, used, shown, now, loaded=self._has_loaded)
             self._has_loaded = False
             self._note_footprint(found)
             if accounts.cap is None:
+                return
+            if not settles and before is not None and accounts.cap >= before:
+                accounts.cap = before
                 return
             if not self.retry.lifted and (accounts.cap != before or not stands):
                 self.gpu.set_cap(accounts.cap)
