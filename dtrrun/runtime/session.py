@@ -555,8 +555,9 @@ class Session:
         brief, own, cold, in_python, long = self._own_time.add(wall, waited, counted)
         unseen = unseen_ns(own, cold, in_python)
         own += in_python + long
-        avoiding = self.device.avoiding_ns()
-        operators = max(self.interposer.operators_ns + brief - avoiding, 0)
+        operators = self.interposer.operators_ns + brief
+        avoiding = min(self.device.avoiding_ns(), operators)
+        operators -= avoiding
         recomputing, making_room = self.dtr.rematerializer.operators_ns, self.dtr.eviction.making_room_ns
         bookkeeping = (
             self.interposer.bookkeeping_ns

@@ -150,7 +150,7 @@ class Retry:
         self.observers = Observers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
         self.avoided = 0  # flushes and refusals, by evicting beforehand
-        self.avoiding_ns = 0  # what that has taken the host
+        self.avoiding_ns = 0  # what that has taken the host inside the program's own operators
         self.native: Any = None  # the extension
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
@@ -265,7 +265,8 @@ class Retry:
             self._ledger.collect_dead()
             if self._makes_room(nbytes, reserved, growth, cap):
                 self.avoided += 1
-        self.avoiding_ns += now_ns() - started
+        if not self._dtr.eviction.replaying:
+            self.avoiding_ns += now_ns() - started
 
     def _makes_room(self, nbytes: int, reserved: int, growth: int, cap: int) -> bool:
         """Evict for a request that counts `growth` bytes against the cap, unless a flush is far cheaper."""
