@@ -32,6 +32,17 @@ def judge(said, max_slowdown=None, on_thrash="warn"):
     return Thrashing(settings, said.append, said.append, lambda: None)
 
 
+def test_a_program_that_is_being_ended_may_save_its_model(said):
+    """What it computes in `finally` belongs to the same step, and must not be stopped again."""
+    thrashing = judge(said, 2.0, "stop")
+    unfinished = step(3, 1 * MS, 2 * GRACE_NS)
+    with pytest.raises(SystemExit):
+        thrashing.watch(unfinished, GRACE_NS)
+    thrashing.watch(unfinished, GRACE_NS)
+    with pytest.raises(SystemExit):  # it has caught it, and goes on
+        thrashing.watch(step(4, 1 * MS, 5_000 * MS))
+
+
 def test_without_evictions_no_budget_would_help(said):
     for most in (None, 2.0):
         thrashing = judge(said, most, "stop")

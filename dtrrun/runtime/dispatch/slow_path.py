@@ -132,9 +132,8 @@ class SlowPath:
         self.next_tick = 0  # ns
         self.operators_ns = 0  # time in the program's own operators
         self.bookkeeping_ns = 0  # our time for operators, without rematerializations and evictions
-        self.brief_ns = self.long_ns = (
-            0  # our time in `Own`, while the thread ran: in pieces up to `BRIEF_NS`, others
-        )
+        # Our time in `Own`, while the thread ran: in pieces of up to `BRIEF_NS`, and what others take longer.
+        self.brief_ns = self.long_ns = 0
         self.waited_ns = 0  # in `Own`, for a processor
         self.waiting = 0  # threads waiting for another thread's operator to end
         self.shared = False  # several threads have run operators

@@ -37,6 +37,7 @@ class Thrashing:
         self._remedy, self._warning = remedy, ""
         self._next = THRASHING  # the slowdown of an unfinished step at which it is mentioned again
         self._mark: dict[str, int] | None = None  # totals at the end of the last span of `watch_time`
+        self._stopped = False  # the program is being ended
         self._window: dict[str, int] = {}  # sums over the steps since the last judgement
 
     def watch(self, step: dict[str, int], grace_ns: int = 0) -> None:
@@ -52,7 +53,8 @@ class Thrashing:
         found = self._judge(step, grace_ns)
         if not found:
             return
-        self._stop(f"step {step['index']} takes {found:.1f} times as long as its own work")
+        why = f"step {step['index']} takes {found:.1f} times as long as its own work"
+        self._stop(why, again=not grace_ns)
         if grace_ns:
             self._goes_on(step, found)
         if not self._warning:
@@ -93,9 +95,13 @@ class Thrashing:
         found = min(1 + recomputing / own_ns(figures), MOST)
         return found if found > self._most else 0
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, *, again: bool = False) -> None:
+        """again: even if the program is being ended, which may compute: its `finally` saves a model."""
         if self._settings.max_slowdown is None or self._settings.on_thrash != "stop":
             return
+        if self._stopped and not again:
+            return
+        self._stopped = True
         self._alert(f"{why}: stopped (--on-thrash stop); {self._help()}")
         self._publish()
         end_script(THRASHED)
