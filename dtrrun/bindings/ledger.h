@@ -317,11 +317,6 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
        }, METH_VARARGS, "reserve(call, nbytes): for an operator in progress in this thread, by the id of its call."},
       {"give_back", [](PyObject* self, PyObject* call) { return PyBool_FromLong(core_of(self).ledger.give_back(as_number(call))); },
        METH_O, "give_back(call): what it has reserved. Returns whether there was something."},
-      {"reserve_more", [](PyObject* self, PyObject* nbytes) -> PyObject* {
-         return guarded([&] {
-           return PyLong_FromLongLong(core_of(self).ledger.reserve_more(PyThread_get_thread_ident(), as_number(nbytes)));
-         });
-       }, METH_O, "reserve_more(nbytes): of the operator in progress in this thread. Returns what is not reserved."},
       {"others_reserve", [](PyObject* self, PyObject*) {
          return PyBool_FromLong(core_of(self).ledger.any_reserved_by_others(PyThread_get_thread_ident()));
        }, METH_NOARGS, "Return whether operators of other threads are in progress."},

@@ -23,7 +23,6 @@ inline PyTypeObject* make_signature_type(const std::string& module) {
       {"cost", T_LONGLONG, FIGURES + offsetof(Signature, cost), 0, nullptr},
       {"output_bytes", T_LONGLONG, FIGURES + offsetof(Signature, output_bytes), 0, nullptr},
       {"workspace", T_LONGLONG, FIGURES + offsetof(Signature, workspace), 0, nullptr},
-      {"temporary_bytes", T_LONGLONG, FIGURES + offsetof(Signature, temporary_bytes), 0, nullptr},
       {"guessed", T_BOOL, FIGURES + offsetof(Signature, guessed), 0, nullptr},
       {"geometries", T_OBJECT, offsetof(S, geometries), 0, nullptr},
       {"operator", T_OBJECT, offsetof(S, operator_), 0, nullptr},

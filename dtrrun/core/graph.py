@@ -154,10 +154,10 @@ class Signature:
     """What calls of one operator on tensors of the same geometry have in common.
 
     `cost` is in ns: the minimum over the first few calls, which excludes warm-up and keeps decisions stable.
-    `output_bytes` is what a call allocates: its results and its temporary memory. `temporary_bytes`: the part
-    of it that is temporary, known on a CPU. `guessed`: `output_bytes` is a prediction because no call has
-    finished yet. `timed`: a call was timed with GPU events, while the GPU was busy. `workspace`: the part
-    of `output_bytes` that a GPU library can do without by choosing another algorithm; 0 if there is none.
+    `output_bytes` is what a call allocates: its results and, on a GPU, its temporary memory. `guessed`:
+    `output_bytes` is a prediction because no call has finished yet. `timed`: a call was timed with GPU
+    events, while the GPU was busy. `workspace`: the part of `output_bytes` that a GPU library can do without
+    by choosing another algorithm; 0 if there is none.
     """
 
     SETTLED = 8  # number of calls after which the cost is fixed
@@ -173,19 +173,13 @@ class Signature:
         self.output_bytes = 0
         self.guessed = False
         self.workspace = 0
-        self.temporary_bytes = 0
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 
-    @property
-    def result_bytes(self) -> int:
-        """The bytes of a call's results and, on a GPU, of its temporary memory."""
-        return self.output_bytes - self.temporary_bytes
-
     def learn_bytes(self, nbytes: int, opaque: bool, varies: bool, measured: bool) -> None:
-        """Learn that its results and `temporary_bytes` take `nbytes`: expect that of the next call.
+        """Learn that its results take `nbytes`: expect that of the next call, or the most if it varies.
 
-        If it varies, expect the most. opaque: one result is a workspace. measured: the expectation includes
-        other workspaces, and takes precedence. In C++.
+        opaque: one result is a workspace. measured: the expectation includes other workspaces, and takes
+        precedence. In C++.
         """
         raise NotImplementedError
 

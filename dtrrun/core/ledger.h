@@ -244,16 +244,6 @@ class Ledger {
     reserved_.erase(place);
     return true;
   }
-  // An operator in progress in this thread takes so many bytes at once: reserves them if it has a reservation. Returns the bytes
-  // that are not reserved.
-  int64_t reserve_more(uint64_t thread, int64_t nbytes) {
-    auto place = std::find_if(reserved_.rbegin(), reserved_.rend(), [&](const auto& one) { return one.thread == thread; });
-    if (place == reserved_.rend()) return nbytes;
-    int64_t more = std::max<int64_t>(nbytes - place->nbytes, 0);
-    place->nbytes += more;
-    reserved_bytes += more;
-    return 0;
-  }
   bool any_reserved() const { return !reserved_.empty(); }
   bool any_reserved_by_others(uint64_t thread) const {
     return std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.thread != thread; });

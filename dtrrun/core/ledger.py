@@ -79,8 +79,8 @@ class Ledger:
 
     # In C++: decided(decision, nbytes, age, mutations), evictable(version), enter(version),
     # keep_copy(version, storage), use_copy(version), begin_pressure(), known(), note_peak(nbytes),
-    # collect_dead(), reserve(call, nbytes), reserve_more(nbytes), give_back(call), others_reserve(), and
-    # searches of all versions:
+    # collect_dead(), reserve(call, nbytes), give_back(call), others_reserve(), and searches of all
+    # versions:
     # - largest_copy(): the bytes that a copy of a constant may take
     # - weigh(): the keys of the constants worth a copy, and how many versions have been looked at
     # - carried(cut_age): the versions that would be recomputed from released storages older than that, the
@@ -97,7 +97,6 @@ class Ledger:
     note_peak: Callable[[int], None]
     collect_dead: Callable[[], None]
     reserve: Callable[[int, int], None]
-    reserve_more: Callable[[int], int]
     give_back: Callable[[int], bool]
     others_reserve: Callable[[], bool]
     largest_copy: Callable[[], int]

@@ -410,7 +410,6 @@ class Operators {
       made.add(std::move(version), where);
     }
     call.made(total);
-    if (call.signature->temporary_bytes != 0) ledger_.note_peak(ledger_.resident_bytes - total + call.signature->output_bytes);
   }
 
   // Returns why the results of a call without a recipe stay in memory.

@@ -128,7 +128,7 @@ class VersionRef {
 // What all calls of one operator on tensors of the same geometry share (`core.graph.Signature`).
 struct Signature {
   static constexpr int64_t SETTLED = 8;  // number of calls after which the cost is fixed
-  int64_t calls = 0, cost = 0, output_bytes = 0, workspace = 0, temporary_bytes = 0;
+  int64_t calls = 0, cost = 0, output_bytes = 0, workspace = 0;
   bool guessed = false;
 
   void learn_cost(int64_t measured) {
@@ -140,14 +140,9 @@ struct Signature {
   void resemble(const Signature& other) {
     cost = other.cost;
     output_bytes = other.output_bytes;
-    temporary_bytes = other.temporary_bytes;
     guessed = other.guessed;
   }
-  // A call's kernel has used so many bytes beside its results, on a CPU.
-  void learn_temporary(int64_t nbytes) {
-    if (nbytes > temporary_bytes) temporary_bytes = nbytes;
-  }
-  // The results, with `temporary_bytes`, took `nbytes`: expect that of the next call, or the maximum if it varies. opaque: one result is a workspace.
+  // The results took `nbytes`: expect that of the next call, or the maximum if it varies. opaque: one result is a workspace.
   // measured: the expectation includes other workspaces, too, and takes precedence.
   void learn_bytes(int64_t nbytes, bool opaque, bool varies, bool measured) {
     if (!guessed && nbytes == output_bytes) return;

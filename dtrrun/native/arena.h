@@ -28,7 +28,6 @@ namespace dtrrun {
 class Arena {
  public:
   static constexpr size_t ALIGNMENT = 64;  // as in PyTorch's own allocator
-  static constexpr size_t aligned(size_t nbytes) { return (nbytes + ALIGNMENT - 1) & -ALIGNMENT; }
 
   // In bytes.
   struct Figures {
@@ -53,7 +52,7 @@ class Arena {
   // Returns a block of at least `nbytes`, or null if the system has no room.
   void* take(size_t nbytes) {
     if (nbytes > SIZE_MAX / 2) return nullptr;
-    nbytes = aligned(nbytes);
+    nbytes = (nbytes + ALIGNMENT - 1) & -ALIGNMENT;
     uintptr_t place = find(nbytes);
     if (place == 0 && map(nbytes)) place = find(nbytes);
     if (place == 0) return nullptr;
@@ -65,15 +64,13 @@ class Arena {
     return reinterpret_cast<void*>(place);
   }
 
-  // Returns the block's bytes.
-  size_t give_back(void* address) {
+  void give_back(void* address) {
     auto found = taken_.find(reinterpret_cast<uintptr_t>(address));
     auto [place, nbytes] = *found;
     taken_.erase(found);
     figures_.taken -= nbytes;
     add(place, nbytes, /*warm=*/true);
     keep_to_cap();
-    return nbytes;
   }
 
   void set_cap(size_t nbytes) {

@@ -77,9 +77,7 @@ struct FastCall final : Call {
     return nbytes == version->nbytes ? std::nullopt : std::optional(nbytes);
   }
   void made(int64_t nbytes) {
-    int64_t temporary = signature->temporary_bytes;
-    if (info.makes_tensors || temporary != 0)
-      signature->learn_bytes(nbytes + counted + temporary, info.opaque, info.varies, !device.is_cpu());
+    if (info.makes_tensors) signature->learn_bytes(nbytes + counted, info.opaque, info.varies, !device.is_cpu());
   }
   template <class Entries>
   OperationRef record(const Entries& entries) {

@@ -60,7 +60,6 @@ class Heap final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t nbytes) override {
     bool outside = Outside::own().asks(nbytes);
-    if (nbytes >= LARGE) Shortage::Kernel::takes(Arena::aligned(nbytes));
     void* block = take(nbytes);
     if (outside) Outside::own().note(block, nbytes);
     return {block, block, &free_block, c10::Device(c10::DeviceType::CPU)};
@@ -130,12 +129,8 @@ class Heap final : public c10::Allocator {
       return;
     }
     c10::profiledCPUMemoryReporter().Delete(block);
-    size_t nbytes;
-    {
-      std::lock_guard<std::mutex> guard(heap.mutex_);
-      nbytes = heap.arena_.give_back(block);
-    }
-    Shortage::Kernel::gives_back(nbytes);
+    std::lock_guard<std::mutex> guard(heap.mutex_);
+    heap.arena_.give_back(block);
   }
 
   std::mutex mutex_;

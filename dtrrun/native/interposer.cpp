@@ -135,21 +135,18 @@ PyObject* hide_from_guards(PyObject*, PyObject* on) {
 PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(is_switched_on()); }
 
 // Runs the kernel of the operator that Python is handling in this thread, as it would run without dtrrun.
-PyObject* proceed(PyObject*, PyObject* signature) {
-  return guarded([&]() -> PyObject* {
+PyObject* proceed(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
     if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
     Underway& call = *underway;
     call.results = call.arrival->copied();
-    Signature* figures = signature == Py_None ? nullptr : &as_signature(signature)->figures;
-    int64_t temporary;
     {
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
-      auto run = [&] { call.arrival->op.redispatchBoxed(call.arrival->keys & way_in.below, &call.results); };
-      int64_t admitted = figures == nullptr ? Shortage::Kernel::UNKNOWN : figures->output_bytes;
-      temporary = Shortage::Kernel::run(/*locked=*/true, /*own=*/true, run, admitted);
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] {
+        call.arrival->op.redispatchBoxed(call.arrival->keys & way_in.below, &call.results);
+      });
     }
-    if (figures != nullptr) figures->learn_temporary(temporary);
     call.done = true;
     return shown_results(call.results).release();
   });
@@ -315,10 +312,8 @@ PyObject* ask_for_room(PyObject*, PyObject* ask) {
   Py_RETURN_NONE;
 }
 
-PyObject* on_shortage(PyObject*, PyObject* args) {
-  PyObject *release, *spare;
-  if (!PyArg_ParseTuple(args, "OO", &release, &spare)) return nullptr;
-  Shortage::own().listen(release == Py_None ? nullptr : release, spare == Py_None ? nullptr : spare);
+PyObject* on_shortage(PyObject*, PyObject* release) {
+  Shortage::own().listen(release == Py_None ? nullptr : release);
   Py_RETURN_NONE;
 }
 
@@ -629,8 +624,7 @@ PyMethodDef methods[] = {
     {"switch", switch_on, METH_O, "Switch on or off whether this thread's operators arrive."},
     {"hide_from_guards", hide_from_guards, METH_O, "Hide our key from Dynamo's guards while they are checked, or stop doing so."},
     {"is_on", is_on, METH_NOARGS, "Return whether this thread's operators arrive."},
-    {"proceed", proceed, METH_O,
-     "proceed(signature): run the kernel of the operator being handled in this thread. signature: of the call, or None."},
+    {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator being handled in this thread."},
     {"proceed_watched", proceed_watched, METH_VARARGS,
      "proceed_watched(touch, counts): the same for an operator that is not PyTorch's: (results, reads unseen, kept)."},
     {"known_signature", known_signature, METH_NOARGS, "Return the signature of the operator being handled, if it is known here."},
@@ -679,9 +673,8 @@ PyMethodDef methods[] = {
     {"heap_most", heap_most, METH_NOARGS, "Return the most bytes of blocks at once since the last call."},
     {"ask_for_room", ask_for_room, METH_O,
      "Call a function with the bytes of each block that is about to be allocated outside of an operator; None: stop."},
-    {"on_shortage", on_shortage, METH_VARARGS,
-     "on_shortage(release, spare): functions for bytes that the system refuses (and the number of the attempt), and for the bytes of "
-     "a kernel that takes more than was admitted; None: stop."},
+    {"on_shortage", on_shortage, METH_O,
+     "Call a function with the bytes of a block that the system refuses and the number of the attempt; None: stop."},
     {"before_flush", before_flush, METH_O,
      "Call a function with the bytes of a request for which a GPU's allocator has no cached block, before it flushes; None: stop."},
     {"follow_blocks", follow_blocks, METH_VARARGS,

@@ -20,9 +20,7 @@ class KernelRun {
     OwnTime own(figures.calls < Signature::SETTLED, started);
     bool has_run = false;
     auto run_kernel = [&] {
-      int64_t temporary = Shortage::Kernel::run(
-          /*locked=*/true, /*own=*/!call.info.foreign, [&] { call.arrival.run(); }, figures.output_bytes);
-      figures.learn_temporary(temporary);
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/!call.info.foreign, [&] { call.arrival.run(); });
       has_run = true;
       if (started != 0) ended = now_ns();
     };

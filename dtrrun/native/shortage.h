@@ -11,9 +11,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
 #include <exception>
 #include <utility>
 
@@ -42,22 +40,18 @@ class Shortage {
   // A kernel that runs in this thread.
   class Kernel {
    public:
-    static constexpr int64_t UNKNOWN = INT64_MAX;
-
     // locked: whether its tensors are locked. If not, nothing is evicted for it. own: whether it is PyTorch's own; others may
-    // handle out-of-memory errors as they like. admitted: the bytes for which there is room. Returns the bytes of large blocks
-    // on a CPU that the kernel has used beside those that it has left, for its results. Raises c10::OutOfMemoryError if it was
-    // refused memory, even if it has returned.
+    // handle out-of-memory errors as they like. Raises c10::OutOfMemoryError if it was refused memory, even if it has returned.
     template <class Run>
-    static int64_t run(bool locked, bool own, Run&& run_kernel, int64_t admitted = UNKNOWN) {
-      Kernel kernel(locked, own, admitted);
+    static void run(bool locked, bool own, Run&& run_kernel) {
+      Kernel kernel(locked, own);
       try {
         run_kernel();
       } catch (...) {
         if (kernel.refusal_) std::rethrow_exception(kernel.refusal_);
         throw;
       }
-      if (!kernel.refusal_) return kernel.most_ - std::max<int64_t>(kernel.taken_, 0);
+      if (!kernel.refusal_) return;
       try {
         std::rethrow_exception(kernel.refusal_);
       } catch (c10::OutOfMemoryError& error) {
@@ -66,20 +60,6 @@ class Shortage {
       }
     }
     Kernel(const Kernel&) = delete;
-
-    // The heap is about to take a large block for this thread, or has given one back. What has been admitted includes the
-    // temporary memory of a kernel that has run before; for other kernels, room is made here.
-    static void takes(size_t nbytes) {
-      Kernel* kernel = innermost_;
-      if (kernel == nullptr) return;
-      kernel->taken_ += static_cast<int64_t>(nbytes);
-      if (kernel->taken_ <= kernel->most_) return;
-      kernel->most_ = kernel->taken_;
-      if (kernel->most_ - kernel->admitted_ > ROUNDING) own().spare(kernel->most_);
-    }
-    static void gives_back(size_t nbytes) {
-      if (innermost_ != nullptr) innermost_->taken_ -= static_cast<int64_t>(nbytes);
-    }
 
     // Called while an out-of-memory error is being handled that remains. Throws `Refused` if the kernel might catch it.
     static void refuse(const c10::OutOfMemoryError& error) {
@@ -93,19 +73,14 @@ class Shortage {
     // Recognised by `oom_retry.py`.
     static constexpr const char* WENT_ON = "dtrrun: a library went on without this memory";
 
-    Kernel(bool locked, bool own, int64_t admitted)
-        : own_(own), admitted_(admitted), outer_locked_(std::exchange(all_locked, all_locked && locked)), outer_(std::exchange(innermost_, this)) {}
+    Kernel(bool locked, bool own)
+        : own_(own), outer_locked_(std::exchange(all_locked, all_locked && locked)), outer_(std::exchange(innermost_, this)) {}
     ~Kernel() {
       all_locked = outer_locked_;
       innermost_ = outer_;
     }
 
-    static constexpr int64_t ROUNDING = 4 << 10;  // blocks are rounded up
-
-    const bool own_;
-    const int64_t admitted_;
-    int64_t taken_ = 0, most_ = 0;  // bytes now, and at once
-    const bool outer_locked_;
+    const bool own_, outer_locked_;
     Kernel* const outer_;
     std::exception_ptr refusal_;
     static inline thread_local Kernel* innermost_ = nullptr;
@@ -130,11 +105,9 @@ class Shortage {
   }
 
   // release: called with the bytes of the refused block and the number of the attempt, from 0; returns whether anything has
-  // been freed, or None to leave the error to the program. spare: called with the bytes that a kernel takes at once, which are
-  // more than were admitted. Both may be null. Called with the GIL.
-  void listen(PyObject* release, PyObject* spare) {
+  // been freed, or None to leave the error to the program. May be null. Called with the GIL.
+  void listen(PyObject* release) {
     release_ = release == nullptr ? Ref() : Ref::copy(release);
-    spare_ = spare == nullptr ? Ref() : Ref::copy(spare);
     listening_ = release != nullptr;
   }
 
@@ -163,12 +136,6 @@ class Shortage {
  private:
   Shortage() = default;
 
-  void spare(int64_t nbytes) {
-    if (!listening_ || busy_ || !may_evict()) return;
-    Gil gil;
-    if (spare_) call(spare_, "(L)", static_cast<long long>(nbytes));
-  }
-
   // Not in other threads, such as those that share the work of a kernel: the thread that they work for may have the GIL.
   static bool may_evict() { return Kernel::all_locked && (!Off::none() || Outside::is_outside()); }
 
@@ -176,7 +143,6 @@ class Shortage {
   template <class... Arguments>
   static Answer call(const Ref& function, const char* format, Arguments... arguments) {
     Ignored ignored;
-    Kernel* kernel = std::exchange(Kernel::innermost_, nullptr);  // what is evicted meanwhile is not given back by it
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     Ref called = Ref::copy(function.get());
@@ -185,11 +151,10 @@ class Shortage {
     if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
     if (!found) PyErr_Clear();
     PyErr_Restore(type, value, traceback);
-    Kernel::innermost_ = kernel;
     return answer;
   }
 
-  Ref release_, spare_, avoid_;
+  Ref release_, avoid_;
   std::atomic<bool> listening_{false}, asking_{false};
   static inline thread_local bool busy_ = false;
 };

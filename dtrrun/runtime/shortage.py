@@ -1,5 +1,4 @@
-"""Evicts when the system refuses memory though the budget has room (`ulimit -d`, `RLIMIT_AS`), on a CPU, and
-when a kernel takes more than its operator was admitted for: its temporary memory is known once it has run.
+"""Evicts when the system refuses memory though the budget has room (`ulimit -d`, `RLIMIT_AS`), on a CPU.
 
 The native extension's heap calls this (`dtrrun/native/shortage.h`), perhaps in the middle of an operator, and
 asks the system again. Eviction leaves holes, which may be too small: each attempt evicts more. If all fail,
@@ -29,10 +28,10 @@ class Shortage:
         self._eviction, self._native, self._warn = slow_path.dtr.eviction, native, warn
 
     def install(self) -> None:
-        self._native.on_shortage(self._release, self._spare)
+        self._native.on_shortage(self._release)
 
     def remove(self) -> None:
-        self._native.on_shortage(None, None)
+        self._native.on_shortage(None)
 
     def _release(self, nbytes: int, attempt: int) -> bool:
         """Evict for a block that was refused. Returns whether that has freed anything."""
@@ -47,11 +46,3 @@ class Shortage:
         if freed:
             self._warn(REFUSED)
         return freed
-
-    def _spare(self, nbytes: int) -> bool:
-        """Make room for a kernel, which takes `nbytes` at once. If there is none, it goes on all the same."""
-        ledger = self._ledger
-        if ledger.budget_bytes is None or not ledger.evicting:
-            return False
-        with self._slow_path.lock, (guard := below()), guard:
-            return self._eviction.try_room(ledger.reserve_more(nbytes))

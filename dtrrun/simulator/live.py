@@ -128,7 +128,6 @@ class Compiled:
         signature = again = new_signature(name, cost, facts["bytes"])
         if "again" in facts:
             again = new_signature(name, cost, facts["again"])
-        signature.temporary_bytes = again.temporary_bytes = facts.get("temporary", 0)
         self.program.add_operator(signature, again, cost, facts, fails)
 
 

@@ -127,9 +127,9 @@ def test_temporary_memory_of_an_optimizer_is_not_counted_twice():
 
 
 SECOND = [
-    *((advised.adapters, 20), (advised.convolutions, 30), (advised.convolutions, 60)),
-    *((advised.evaluated, 30), (advised.evaluated, 60), (advised.growing, 60), (advised.growing, 70)),
-    *((advised.logits, 30), (advised.logits, 70), (advised.momentum, 30), (advised.unused, 70)),
+    *((advised.adapters, 20), (advised.convolutions, 10), (advised.convolutions, 60)),
+    *((advised.evaluated, 30), (advised.evaluated, 80), (advised.growing, 60), (advised.growing, 70)),
+    *((advised.logits, 30), (advised.logits, 70), (advised.momentum, 30), (advised.unused, 80)),
 ]
 
 

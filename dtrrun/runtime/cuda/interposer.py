@@ -38,7 +38,7 @@ class CudaInterposer(Interposer):
         entered = now_ns()
         device, slow_path = self.device, self.slow_path
         if not device.concerned(args, kwargs):
-            return self.native.proceed(None)
+            return self.native.proceed()
         if self.place is CPU:
             self.place = torch.device(device.type, device.gpu.index)
             self.native.bind(device.gpu.index)

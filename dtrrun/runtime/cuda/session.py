@@ -133,7 +133,7 @@ class Cuda:
         self.gpu.install(self.look)
         self.pools.install(self.look)
         self.retry.observers.install()
-        self._native.on_shortage(self.retry.relieve, None)
+        self._native.on_shortage(self.retry.relieve)
         self._ask_before_flushes()
 
     def _ask_before_flushes(self) -> None:
@@ -141,7 +141,7 @@ class Cuda:
         self._native.before_flush(self.retry.before_flush if asks else None)
 
     def remove(self) -> None:
-        self._native.on_shortage(None, None)
+        self._native.on_shortage(None)
         self._native.before_flush(None)
         self.gpu.leave_blocks(self._native)
         self._captures.remove()

@@ -221,14 +221,12 @@ class TensorCall(Call):
         signature.replayed_as.guessed = signature.guessed
         signature.replayed_as.cost = signature.cost
         signature.replayed_as.output_bytes = signature.output_bytes
-        signature.replayed_as.temporary_bytes = signature.temporary_bytes
         return signature.replayed_as
 
     def made(self, nbytes: int) -> None:
         operator = self.operator
         varies = operator.dynamic or operator.grows
-        nbytes += self.counted + self.signature.temporary_bytes
-        self.signature.learn_bytes(nbytes, operator.opaque_output >= 0, varies, self.measured)
+        self.signature.learn_bytes(nbytes + self.counted, operator.opaque_output >= 0, varies, self.measured)
         if self.statistics:
             self.replay_signature()
 

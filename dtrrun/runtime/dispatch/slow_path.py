@@ -292,7 +292,7 @@ class SlowPath:
     def call(self, call: TensorCall) -> Any:
         """Run the kernel of the operator that the interposer has passed on."""
         if not call.operator.foreign:
-            return self._native.proceed(call.signature)
+            return self._native.proceed()
         body = Body(self.dtr, self.lock)
         with body.locks:
             result, reads_unseen, call.kept = self._native.proceed_watched(

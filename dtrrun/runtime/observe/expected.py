@@ -259,7 +259,7 @@ def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Si
         return set()
     sizes = training.without_gradient(ledger.key_of)
     return set(
-        [key for key, nbytes in sizes.items() if key not in reached and nbytes == failed.result_bytes][:1]
+        [key for key, nbytes in sizes.items() if key not in reached and nbytes == failed.output_bytes][:1]
     )
 
 
@@ -289,16 +289,15 @@ def _operations(ledger: Ledger, inputs: Sequence[Version]) -> Iterable[Operation
 
 
 class Call:
-    """The bytes of a call, besides constants: of its `inputs`, of its `result`, and `temporary` ones."""
+    """The memory of a call, besides constants: the bytes of its `inputs` and of its `result`."""
 
     operator: Any
     inputs: list[int]
     result: int
-    temporary: int
 
     @property
     def nbytes(self) -> int:
-        return sum(self.inputs) + self.result + self.temporary
+        return sum(self.inputs) + self.result
 
     @property
     def updates(self) -> bool:
@@ -323,7 +322,7 @@ class Backward(Call):
     """
 
     def __init__(self, call: Call) -> None:
-        self.operator, self.temporary = call.operator, call.temporary
+        self.operator = call.operator
         if len(call.inputs) > 1:
             self.inputs, self.result = call.inputs, call.result
         else:
@@ -343,15 +342,14 @@ class Recorded(Call):
         self.inputs = [
             one.nbytes for one in operation.inputs if one.operation is not None and not of_gradients
         ]
-        self.result, self.temporary = operation.signature.result_bytes, operation.signature.temporary_bytes
+        self.result = operation.signature.output_bytes
 
 
 def _after(failed: Signature) -> Call:
     """Return the backward of an elementwise operator on the result of the call that failed."""
     call = Call()
-    call.operator, call.temporary = failed.operator, failed.temporary_bytes
-    call.result = failed.result_bytes
-    call.inputs = [failed.result_bytes, failed.result_bytes]
+    call.operator, call.result = failed.operator, failed.output_bytes
+    call.inputs = [failed.output_bytes, failed.output_bytes]
     return call
 
 
@@ -364,7 +362,7 @@ class Sizes(Call):
         self.operator = signature.operator
         self.shapes = [tuple(one[0]) for one in inputs if one[0]]
         self.inputs = [_nbytes(one) for one in inputs]
-        self.result, self.temporary = signature.result_bytes, signature.temporary_bytes
+        self.result = signature.output_bytes
 
 
 def _shape(size: tuple[int, ...]) -> tuple[int, ...]:

@@ -218,9 +218,6 @@ class Recorder(Observer):
             facts["resized"] = resized
         if call.signature.output_bytes != facts["bytes"]:
             facts["again"] = call.signature.output_bytes
-        if temporary := call.signature.temporary_bytes:
-            facts["temporary"] = temporary
-            facts["bytes"] = max(facts["bytes"], call.signature.output_bytes)  # the heap made room
         kinds = {where: kind for where, _, kind in outputs}
         made: list[tuple[int, int, Any]] = []
         views: list[tuple[int, Any]] = []

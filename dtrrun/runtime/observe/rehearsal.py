@@ -92,8 +92,7 @@ class Rehearsal:
         if len(rest.makers) > MOST_OPERATIONS:
             return None
         rest.constant(to_come)
-        made, temporary = [failed.result_bytes], failed.temporary_bytes
-        rest.call(failed.operator.name, failed.cost, self._inputs, made, temporary)
+        rest.call(failed.operator.name, failed.cost, self._inputs, [failed.output_bytes])
         rest.backward(trained, without)
         return self._least(rest.log, rest.plain_peak_bytes)
 
@@ -151,11 +150,8 @@ class _Rest:
             self._allocate(self._last, nbytes)
             self.log.append(self._constant("", nbytes, {"pin": "gradient", "storage": self._last}))
 
-    def call(
-        self, name: str, cost: int, read: Iterable[Version | int], made: Sequence[int], temporary: int = 0
-    ) -> list[int]:
-        """Add an operator. read: versions, or numbers of storages. made, temporary: bytes. Returns the
-        numbers of what it makes."""
+    def call(self, name: str, cost: int, read: Iterable[Version | int], made: Sequence[int]) -> list[int]:
+        """Add an operator. read: versions, or numbers of storages. made: bytes. Returns their numbers."""
         numbers = [one if isinstance(one, int) else self.numbers.get(one.key, 0) for one in read]
         new = [self._last + 1 + place for place in range(len(made))]
         self._last += len(made)
@@ -164,9 +160,7 @@ class _Rest:
         out = [
             [place, number, nbytes, ""] for place, (number, nbytes) in enumerate(zip(new, made, strict=True))
         ]
-        facts = {"in": [one for one in numbers if one], "bytes": sum(made) + temporary, "out": out}
-        if temporary:
-            facts["temporary"] = temporary
+        facts = {"in": [one for one in numbers if one], "bytes": sum(made), "out": out}
         self.log.append(self._call(name, (), (), (), (), max(cost, 1), facts))
         return new
 

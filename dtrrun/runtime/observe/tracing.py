@@ -56,7 +56,7 @@ class Tracing(DecisionObserver):
         self._add(SEARCH, name, started_ns, 0 if victim is None else victim.nbytes)
 
     def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
-        nbytes = operation.signature.result_bytes
+        nbytes = operation.signature.output_bytes
         self._add(REMATERIALIZE, self._name_of(version, operation), started_ns, nbytes)
 
     def _stepped(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
