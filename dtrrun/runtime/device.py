@@ -75,6 +75,9 @@ class Cpu:
     def remove(self) -> None:
         pass
 
+    def refused(self, error: BaseException) -> None:
+        """Note that the allocator has refused memory, and that this has been handled."""
+
     def usable(self) -> bool:
         """Return whether operators can run in this process."""
         return True

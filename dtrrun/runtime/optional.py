@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from dtrrun.runtime.session import Session
 
 
-def fingerprints(settings: RuntimeSettings) -> Fingerprints | None:
+def fingerprints(settings: RuntimeSettings, refused: Callable[[BaseException], None]) -> Fingerprints | None:
     """`--verify`."""
     if not settings.verify:
         return None
     from dtrrun.runtime.observe.verify import Fingerprints
 
-    return Fingerprints()
+    return Fingerprints(refused)
 
 
 def recorder(settings: RuntimeSettings) -> Recorder | None:

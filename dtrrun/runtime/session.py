@@ -114,7 +114,7 @@ class Session:
         self._operator_ended = threading.Condition(self._lock)
         self.device = devices.choose(settings)
         self._recorder = optional.recorder(settings)
-        self.fingerprints = optional.fingerprints(settings)
+        self.fingerprints = optional.fingerprints(settings, self.device.refused)
         self._native = native.load(settings)
         storage.use_extension(self._native)
         self._heap = self._make_heap()

@@ -84,7 +84,7 @@ def test_the_device_shows_no_more_than_the_budget():
         others -= session.report()["overhead_bytes"]
         seen = []
         look = session.device.look
-        session.device.look = lambda: (look(), seen.append(used()))
+        session.device.look = lambda **how: (look(**how), seen.append(used()))
         session.slow_path.reasons.add("test")
         train(convnet, steps=4)
     assert seen

@@ -155,6 +155,9 @@ class Cuda:
         if self.awake and not self.operators.blind and self.usable():
             self.gpu.set_cap(None)
 
+    def refused(self, error: BaseException) -> None:
+        self.retry.met(error)
+
     def usable(self) -> bool:
         return bool(self.gpu.usable())
 

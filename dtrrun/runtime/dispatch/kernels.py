@@ -129,9 +129,17 @@ def replaces_own_kernel(func: Any) -> bool:
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     files = {key: Path(file) for key, file in REGISTERED.findall(torch._C._dispatch_dump(name))}
     python = [files.get(one.rpartition("/")[2]) for one in _names_of(func) if one in in_python]
-    return not all(
-        file is not None and file.is_relative_to(PYTORCH) and file != REGISTERING for file in python
-    )
+    return any(map(_is_programs, python))
+
+
+def _is_programs(file: Path | None) -> bool:
+    """Return whether a kernel in Python that was registered there, or in an unknown place, is the program's.
+
+    If the file is not Python's, a kernel in C++ has replaced it since.
+    """
+    if file is None:
+        return True
+    return file.suffix == ".py" and not (file.is_relative_to(PYTORCH) and file != REGISTERING)
 
 
 def reading_of(func: Any, known: Reading | None) -> Reading | None:

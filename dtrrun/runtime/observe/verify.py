@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,7 +20,9 @@ class Fingerprints:
     A GPU computes its fingerprints when it comes to them. They are compared, and count, from `settle` on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refused: Callable[[BaseException], None]) -> None:
+        """refused: called with the error if a GPU has no memory left for a fingerprint."""
+        self._refused = refused
         self.verified = 0
         self.mismatches: dict[str, list[int]] = {}  # name: [count, bytes]
         self._sums: Sums | None = None
@@ -76,7 +79,8 @@ class Fingerprints:
             found: Sum | None = (
                 aside(partial(self._sums.of, storage, nbytes)) if self._sums.has_room() else None
             )
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            self._refused(error)
             return None
         return found
 
