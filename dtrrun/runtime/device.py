@@ -45,6 +45,7 @@ class Cpu:
 
     operators: Any = None  # how operators are run, if different from a CPU
     memory: Any = storage  # see `core.backend`
+    capturing = False  # a CUDA graph, so that nothing may wait for the device
 
     def __init__(self, notice: str = "") -> None:
         self._notice = notice

@@ -370,7 +370,7 @@ class Session:
         self._publish()
 
     def _settle_fingerprints(self) -> None:
-        if self.fingerprints is not None and self.device.usable():
+        if self.fingerprints is not None and self.device.usable() and not self.device.capturing:
             self.fingerprints.settle()
 
     def set_budget(self, size: int | str | None) -> None:

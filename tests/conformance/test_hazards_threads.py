@@ -868,6 +868,21 @@ def test_no_thread_runs_its_first_operator_while_another_forks():
         assert begun.wait(10)
 
 
+def test_a_visit_may_find_a_thread_as_it_is_switched_on():
+    with dtrrun.budget("1GB") as session:
+        threads = session.interposer.threads
+        entered = threading.Event()
+
+        def visited():
+            with threads.entering:  # as in `enter`, which the visit calls again
+                threads._native.switch(False)
+                threads.enter()
+            entered.set()
+
+        threading.Thread(target=visited, daemon=True).start()
+        assert entered.wait(10)
+
+
 @pytest.mark.parametrize("call", ["seed and draw", "state"])
 def test_a_replay_in_another_thread_leaves_the_programs_generator_alone(call):
     """Seeding a generator, or reading its state, is not an operator."""

@@ -63,6 +63,18 @@ def test_other_bits_are_named():
     assert report["mismatches"] == [{"operator": "aten.mul", "bytes": 4096, "count": 1}]
 
 
+def test_fingerprints_are_not_waited_for_in_a_capture():
+    with dtrrun.budget("1GB", device=DEVICE, verify=True) as session:
+        x = torch.ones(1000, device=DEVICE)
+        y = x * 2
+        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        y + 0
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x * 3
+            assert session.report()["verified"] == 0
+        assert session.report()["verified"] == 1
+
+
 @pytest.mark.parametrize("make", [transformer, mlp])
 def test_bf16_and_a_fused_optimizer(make):
     options = {"autocast": True, "fused": True}

@@ -74,8 +74,8 @@ class Threads:
         self._noticed = noticed
         self._alert = alert
         self._entered: set[int] = set()
-        self.entering = threading.Lock()
-        """Held while a thread is switched on, and by a thread that forks."""
+        self.entering = threading.RLock()
+        """Held while a thread is switched on, and by a thread that forks. A visit may find a thread in it."""
         self.running = False  # threads that start after the session has ended are left alone
         self.forked = False  # this process is a child of the session's
 
