@@ -120,8 +120,9 @@ PyObject* bind(PyObject*, PyObject* index) {
 PyObject* switch_on(PyObject*, PyObject* on) {
   // A thread's first operator takes a lock of PyTorch's for a moment. In a process forked at that moment, no new thread could
   // run an operator: so that happens here, where no thread forks (`Threads.entering`).
-  if (on == Py_True) at::isRecordFunctionEnabled();
-  switch_key(PyObject_IsTrue(on));
+  bool is_on = PyObject_IsTrue(on);
+  if (is_on) at::isRecordFunctionEnabled();
+  switch_key(is_on);
   Py_RETURN_NONE;
 }
 
@@ -571,23 +572,23 @@ PyObject* with_state(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* run_silently(PyObject* function, bool recorded) {
+  Silent silent;
+  at::RecordFunctionGuard records(recorded && at::isRecordFunctionEnabled());
+  return checked(PyObject_CallNoArgs(function)).release();
+}
+
 PyObject* silently(PyObject*, PyObject* args) {
   PyObject* function;
   int recorded;
   if (!PyArg_ParseTuple(args, "Op", &function, &recorded)) return nullptr;
-  return guarded([&] {
-    Silent silent;
-    at::RecordFunctionGuard records(recorded && at::isRecordFunctionEnabled());
-    return checked(PyObject_CallNoArgs(function)).release();
-  });
+  return guarded([&] { return run_silently(function, recorded != 0); });
 }
 
 PyObject* aside(PyObject*, PyObject* function) {
   return guarded([&] {
-    Silent silent;
-    at::RecordFunctionGuard records(false);
     Shortage::Ignored ignored;
-    return checked(PyObject_CallNoArgs(function)).release();
+    return run_silently(function, /*recorded=*/false);
   });
 }
 
