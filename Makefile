@@ -42,7 +42,6 @@ define PARTS
 $(BIN)/python -m pytest -q tests/unit
 $(BIN)/python -m pytest -q $(BESIDE_UNIT)
 PROGRAMS=60 $(BIN)/python -m pytest -q tests/programs
-$(OTHER_WAY) PROGRAMS=30 $(BIN)/python -m pytest -q $(SAMPLE) tests/programs/test_programs.py
 endef
 test-parts: export COMMANDS = $(PARTS)
 test-parts:
@@ -67,12 +66,6 @@ BESIDE_PROCESSES := $(foreach name,hazards_native_code tracebacks,tests/conforma
 # Where inductor has been imported, each session takes longer to begin: it looks through all objects.
 COMPILED := tests/conformance/test_compiled.py
 
-# Operators come by the way in that is not the default one (docs/design/native.md): the tests in which that matters most.
-# `make conformance` runs all of them.
-OTHER_WAY := DTRRUN_WAY_IN=custom-rng
-SAMPLE := tests/conformance/test_later_operators.py \
-	$(foreach name,modes program_modes threads,tests/conformance/test_hazards_$(name).py)
-
 # PyTorch's own databases, also in contexts, random programs, slow tests, and each handling of a hazard switched off: all of it.
 conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --docs
@@ -80,7 +73,6 @@ conformance: $(INSTALLED)
 	$(BIN)/python -m tests.database --contexts --docs
 	$(MAKE) --no-print-directory programs
 	SLOW=1 $(BIN)/python -m pytest -q tests/unit tests/inject tests/conformance tests/programs
-	SLOW=1 $(OTHER_WAY) $(BIN)/python -m pytest -q tests/conformance tests/programs
 	SLOW=1 $(BIN)/python -m pytest -q tests/mutants
 	SLOW=1 $(BIN)/python -m pytest -q tests/decisions
 

@@ -12,7 +12,6 @@ from typing import Any
 from dtrrun import __version__, values
 from dtrrun.cli.findings import CACHING_OFF, findings
 from dtrrun.cli.messages import to_stdout
-from dtrrun.cli.options import check_way_in
 from dtrrun.cli.report_file import report_writer, write_each
 from dtrrun.launch import interpreter
 from dtrrun.launch.errors import FAILED, LaunchError
@@ -68,7 +67,6 @@ def doctor(given: Doctor, target: Sequence[str]) -> int:
     """
     if target:
         raise LaunchError(f"doctor takes no target: {target[0]!r} is unexpected")
-    check_way_in()
     json, python = given.json, interpreter.choose(given.python)
     with report_writer(json) as write:
         facts = examine(given.device, python)

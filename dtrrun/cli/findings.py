@@ -43,10 +43,8 @@ def _python(facts: dict[str, Any]) -> Iterator[Finding]:
             f"install it there ({where} -m pip install torch), or name the right interpreter with --python",
         )
     native = probe.get("native")
-    if native and native["closed"]:
-        yield Finding("problem", native["closed"]["why"], native["closed"]["do"])
     if native and native["why"]:
-        yield Finding("problem", f"there is no native extension: {native['why']}", native["do"])
+        yield Finding("problem", f"the native extension cannot be used: {native['why']}", native["do"])
 
 
 def _cpu(facts: dict[str, Any]) -> Iterator[Finding]:

@@ -18,12 +18,10 @@ from dtrrun.cli.profiles import Given, find_profile, read_profile, read_pyprojec
 from dtrrun.launch import interpreter
 from dtrrun.launch.devices import resolve, target_build, total_bytes
 from dtrrun.launch.environment import RECORDS
-from dtrrun.launch.errors import LaunchError
-from dtrrun.native import ways_in
 from dtrrun.settings import LIMITS, OUTPUT, SETUP, VARIABLE, RuntimeSettings, WarnOrStop, When, option, rows
 from dtrrun.sizes import parse_size
 
-RESERVED = frozenset({VARIABLE, RECORDS, ways_in.VARIABLE, "DTRRUN_DEBUG"})  # variables that are not options
+RESERVED = frozenset({VARIABLE, RECORDS, "DTRRUN_DEBUG"})  # variables that are not options
 
 
 @dataclass(frozen=True)
@@ -126,11 +124,7 @@ def _profile(named: Given) -> dict[str, Given]:
 
 
 def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
-    """Return values of our variables, and a warning for each unknown variable with our prefix.
-
-    Raises LaunchError as `check_way_in` does.
-    """
-    check_way_in(environ)
+    """Return values of our variables, and a warning for each unknown variable with our prefix."""
     known = {row.variable: key for key, row in OPTIONS.items()}
     found = {known[name]: Given(text, name) for name, text in environ.items() if name in known and text}
     warnings = []
@@ -140,11 +134,3 @@ def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str
             hint = f"; did you mean {near[0]}?" if near else ""
             warnings.append(f"{name} is not a variable of dtrrun{hint}")
     return found, warnings
-
-
-def check_way_in(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise LaunchError if DTRRUN_WAY_IN is unknown, before the training process finds that out."""
-    try:
-        ways_in.forced(environ)
-    except ValueError as error:
-        raise LaunchError(str(error)) from None

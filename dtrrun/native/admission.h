@@ -19,7 +19,7 @@ class Admission {
 
   // Returns nullopt, with everything released, if Python must wait for another thread's operator to end. Raises the budget error.
   std::optional<Times> admit(FastCall& call) {
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     if (core_.operators.is_ready(call)) {
       attempt(call);
       return Times{};

@@ -30,7 +30,7 @@ class Arrival {
 
   // Runs its kernel: dispatches on the keys `below`.
   virtual void run(DispatchKeySet below) = 0;
-  void run() { run(keys & way_in.below); }
+  void run() { run(keys & WayIn::BELOW); }
   // For running it again after it has failed: `keep` saves its arguments, `restore` brings them back.
   virtual void keep() = 0;
   virtual void restore() = 0;

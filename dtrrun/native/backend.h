@@ -88,7 +88,7 @@ class SessionBackend final : public PythonBackend {
       Off off;
       Silent silent;
       c10::InferenceMode no_inference(false);  // as in `runtime.guards.below`, and so is the next line
-      c10::impl::ExcludeDispatchKeyGuard beneath_the_program(way_in.above);
+      c10::impl::ExcludeDispatchKeyGuard beneath_the_program(WayIn::ABOVE);
       function(argument);
       return;
     }

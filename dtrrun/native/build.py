@@ -47,6 +47,12 @@ NO_TORCH_HEADERS = (
     "install a PyTorch that includes its C++ headers, as the one from pip does",
 )
 TOO_OLD = "PyTorch {} is too old for dtrrun", "install {}.{} or later"
+KEY = "CustomRNGKeyId"
+"""The dispatch key at which operators come to the extension (`way_in.h`)."""
+TAKEN = (
+    f"PyTorch {{}}, or an extension, uses the dispatch key {KEY}, at which operators would come to dtrrun",
+    "run the program without that extension, or with another version of PyTorch or dtrrun",
+)
 
 
 def flags() -> list[str]:
@@ -108,6 +114,13 @@ def _check_place() -> None:
         raise CannotBuild(NO_SOURCES[0].format(FILES[0]), NO_SOURCES[1])
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1].format(*OLDEST))
+
+
+def check_key() -> None:
+    """Raise CannotBuild if anyone uses the dispatch key. To be called before the extension does."""
+    has_fallback = torch._C._dispatch_has_backend_fallback(torch._C._dispatch_key_parse(KEY))
+    if has_fallback or torch._C._dispatch_get_registrations_for_dispatch_key(KEY):
+        raise CannotBuild(TAKEN[0].format(torch.__version__), TAKEN[1])
 
 
 def outlook() -> dict[str, Any]:

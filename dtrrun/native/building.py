@@ -52,7 +52,7 @@ UNFINISHED = "unfinished-"
 
 
 class CannotBuild(RuntimeError):
-    """There is no extension. why: the cause. do: what would help."""
+    """There is no extension, or it cannot work. why: the cause. do: what would help."""
 
     def __init__(self, why: str, do: str) -> None:
         super().__init__(why, do)

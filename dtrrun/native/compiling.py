@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 BINDINGS, CORE = HERE.parent / "bindings", HERE.parent / "core"
-FILES = HERE / "interposer.cpp", HERE / "ways_in.cpp"
+FILES = HERE / "interposer.cpp", HERE / "way_in.cpp"
 CORE_FILES = (BINDINGS / "core.cpp",)
 NAME, CORE_NAME = "_dtrrun_native", "_dtrrun_core"
 LIBRARIES = ("torch_python", "torch_cpu", "c10")

@@ -104,7 +104,7 @@ class Describer {
         tensor.is_conj() || tensor.is_neg())
       return nullptr;
     Untraced untraced;
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Ref object = to_python(shown(tensor), Enumeration::TENSOR);
     checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
     bool fits = ledger_.resident_bytes <= ledger_.limit;

@@ -33,11 +33,11 @@ class DynamoGuards {
 
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& range) {
     if (std::strcmp(range.name(), SEARCH) != 0 || !is_switched_on()) return nullptr;
-    c10::impl::tls_set_dispatch_key_included(way_in.key, false);
+    c10::impl::tls_set_dispatch_key_included(WayIn::KEY, false);
     return std::make_unique<Hidden>();
   }
   static void end(const at::RecordFunction&, at::ObserverContext* context) {
-    if (context != nullptr) c10::impl::tls_set_dispatch_key_included(way_in.key, true);
+    if (context != nullptr) c10::impl::tls_set_dispatch_key_included(WayIn::KEY, true);
   }
 
   static inline at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;

@@ -1,5 +1,5 @@
 // Gates in front of the factories that programs and PyTorch's kernels call most. They pass arguments on unboxed, whereas other
-// gates (`way_in_custom_rng.h`) box them, which takes a quarter of a microsecond.
+// gates (`way_in.cpp`) box them, which takes a quarter of a microsecond.
 //
 // PyTorch does not expose the kernel at `BackendSelect` in a form that can be called unboxed. But all of these kernels are
 // generated and do the same thing: they select the backend by the arguments and redispatch the operator to it.
@@ -18,8 +18,6 @@
 
 namespace dtrrun {
 
-// Way: decides whether an operator arrives (`is_for_us`), and receives it (`interpose`).
-template <class Way>
 class FactoryGates {
  public:
   // Returns true if a kernel at `BackendSelect` is a generated one. registered: PyTorch's text on where it was registered.
@@ -39,9 +37,9 @@ class FactoryGates {
   template <class Factory, class Result, class... Args>
   class Gate<Factory, Result(Args...)> final : public c10::OperatorKernel {
    public:
-    explicit Gate(const c10::OperatorHandle& op) : kernel_(op, &Way::interpose) {}
+    explicit Gate(const c10::OperatorHandle& op) : kernel_(op) {}
     Result operator()(c10::DispatchKeySet keys, Args... args) {
-      if (Way::is_for_us(keys)) return kernel_(keys, args...);
+      if (WayIn::is_for_us(keys)) return kernel_(keys, args...);
       return Factory::redispatch(c10::DispatchKeySet(backend(args...)), args...);
     }
 

@@ -40,6 +40,7 @@ void arrive(Arrival& arrival) {
       return;
     }
   }
+  if (WayIn::heard != nullptr) WayIn::heard->push_back(c10::toString(arrival.op.operator_name()));
   Off off;
   arrival.run();
 }
@@ -53,34 +54,34 @@ bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& 
 
 // -- for Python ------------------------------------------------------------------------------------------
 
-// Takes a way in for the lifetime of the process.
-PyObject* use_way(PyObject*, PyObject* name) {
-  const char* text = PyUnicode_AsUTF8(name);
-  if (text == nullptr) return nullptr;
-  return guarded([&]() -> PyObject* {
-    std::string_view wanted = text;
-    if (way_in.name != nullptr && wanted != way_in.name) throw std::runtime_error("dtrrun: this process has taken another way in");
-    if (way_in.name == nullptr) take_way(wanted);
-    if (way_in.name == nullptr) throw std::runtime_error("dtrrun: there is no such way in");
+PyObject* open_way_in(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    WayIn::open();
     Py_RETURN_NONE;
   });
 }
 
-PyObject* way_taken(PyObject*, PyObject*) { return Py_BuildValue("z", way_in.name); }
-
-PyObject* key_of_way(PyObject*, PyObject*) {
-  return way_in.name == nullptr ? Py_BuildValue("") : Py_BuildValue("s", c10::toString(way_in.key));
-}
-
-PyObject* take_whole(PyObject*, PyObject* name) {
-  const char* given = PyUnicode_AsUTF8(name);
-  if (given == nullptr) return nullptr;
+PyObject* heard(PyObject*, PyObject* function) {
   return guarded([&]() -> PyObject* {
-    std::string text = given;
-    size_t dot = text.find('.');
-    c10::OperatorName operator_name(text.substr(0, dot), dot == std::string::npos ? "" : text.substr(dot + 1));
-    if (auto op = c10::Dispatcher::singleton().findSchema(operator_name)) way_in.take_whole(*op);
-    Py_RETURN_NONE;
+    std::vector<std::string> names;
+    struct Listening {
+      explicit Listening(std::vector<std::string>* names) {
+        WayIn::heard = names;
+        switch_key(true);
+      }
+      ~Listening() {
+        switch_key(false);
+        WayIn::heard = nullptr;
+      }
+    };
+    {
+      Listening listening(&names);
+      checked(PyObject_CallNoArgs(function));
+    }
+    Ref list = checked(PyList_New(0));
+    for (const std::string& name : names)
+      if (PyList_Append(list.get(), checked(PyUnicode_FromString(name.c_str())).get()) < 0) raise();
+    return list.release();
   });
 }
 
@@ -145,7 +146,7 @@ PyObject* proceed(PyObject*, PyObject*) {
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
       Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] {
-        call.arrival->op.redispatchBoxed(call.arrival->keys & way_in.below, &call.results);
+        call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &call.results);
       });
     }
     call.done = true;
@@ -170,11 +171,11 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
     {
       Body body(touch, call.arrival->values(), call.arrival->count);
       auto seen = call.program;
-      seen.excluded_ = seen.excluded_ - way_in.own;
+      seen.excluded_ = seen.excluded_ - WayIn::OWN;
       c10::impl::ForceDispatchKeyGuard program(seen);
       WithoutGil released;
       Shortage::Kernel::run(/*locked=*/true, /*own=*/false, [&] {
-        call.arrival->op.redispatchBoxed(call.arrival->keys & way_in.below, &stack);
+        call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &stack);
       });
       reads_unseen = body.reads_unseen(stack);
     }
@@ -614,11 +615,9 @@ PyMethodDef methods[] = {
      "empty_strided_cpu(size, stride, dtype): run as an operator."},
     {"empty_strided_cuda", empty_strided<c10::DeviceType::CUDA>, METH_VARARGS,
      "empty_strided_cuda(size, stride, dtype): run as an operator."},
-    {"use_way", use_way, METH_O, "Take the way in with this name, before the first session. Raises RuntimeError if it is closed."},
-    {"way", way_taken, METH_NOARGS, "Return the name of the way in that this process has taken, or None."},
-    {"key", key_of_way, METH_NOARGS, "Return the name of the dispatch key at which operators arrive, or None."},
-    {"take_whole", take_whole, METH_O,
-     "take_whole(name): let a composite operator arrive whole where autograd has not decomposed it, as in inference mode."},
+    {"open_way_in", open_way_in, METH_NOARGS,
+     "Let the operators of threads arrive that `switch` has switched on, for the lifetime of the process: once in a process."},
+    {"heard", heard, METH_O, "heard(function): call `function` without a session, and return the names of the operators that arrive."},
     {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, handle, classes, tensor_slot, device_type)."},
     {"bind", bind, METH_O, "Note that a session on a GPU has begun to use the device with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},

@@ -342,7 +342,7 @@ class Interposer {
         ~Ends() { underway = underway->outer; }
       } ends;
       Untraced untraced;
-      c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+      c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
       bool may_evict = ledger.budget_bytes >= 0;
       Anchors anchors(versions_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
       PyObject* given[] = {info.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
@@ -574,7 +574,7 @@ class Interposer {
 
   // Called after its kernel has run.
   void finish(FastCall& call) {
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Recording::Outputs outputs;
     try {
       bool plain = recording_.outputs_of(call, outputs);

@@ -82,7 +82,7 @@ class Recording {
 
   bool classified_in_python(FastCall& call, Outputs& outputs) {
     Untraced untraced;
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(way_in.above);
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Ref result = results(call.arrival.results());
     Ref found = checked(PyObject_CallMethod(slow_path_.get(), "classify", "OO", result.get(), call.info.operator_.get()));
     int plain;

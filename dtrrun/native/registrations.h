@@ -55,7 +55,10 @@ class Registrations {
       schedule();
     }
     // Also called when the process ends, after Python has ended.
-    void onOperatorDeregistered(const c10::OperatorHandle& op) override { note(op.operator_name(), true); }
+    void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+      note(op.operator_name(), true);
+      if (Py_IsInitialized()) schedule();
+    }
   };
 
   static void begin() {  // never ends

@@ -29,8 +29,6 @@ class Refused final : public c10::Error {
 
 class Shortage {
  public:
-  static constexpr int ATTEMPTS = 5;
-
   enum class Answer {
     ASK_AGAIN,  // something has been freed
     FAIL,       // nothing can be freed: the kernel must not go on without the memory
@@ -128,7 +126,7 @@ class Shortage {
   // The system has refused so many bytes.
   Answer relieve(size_t nbytes, int attempt) {
     if (!listening_ || busy_) return Answer::LEAVE;
-    if (attempt >= ATTEMPTS || !may_evict()) return Answer::FAIL;
+    if (!may_evict()) return Answer::FAIL;
     Gil gil;
     return release_ ? call(release_, "ni", static_cast<Py_ssize_t>(nbytes), attempt) : Answer::LEAVE;
   }

@@ -136,16 +136,14 @@ class TypedArrival final : public Returning<Result> {
 // Makes kernels.
 class TypedKernels {
  public:
-  using Interpose = void (*)(Arrival&);  // of a way in
-
   // Returns a kernel for one of PyTorch's operators; nullopt if its type is not listed here.
-  static std::optional<c10::KernelFunction> made_for(const OperatorHandle& op, Interpose interpose) {
+  static std::optional<c10::KernelFunction> made_for(const OperatorHandle& op) {
     if (op.operator_name().getNamespace() != "aten") return std::nullopt;
     static const auto& makers = *new std::unordered_map<std::string, Maker>(known());
     auto found = makers.find(type_of(op.schema()));
     if (found == makers.end()) return std::nullopt;
     try {
-      return found->second(op, interpose);
+      return found->second(op);
     } catch (const c10::Error&) {  // PyTorch found that the types differ
       return std::nullopt;
     }
@@ -156,24 +154,23 @@ class TypedKernels {
   template <class Result, class... Args>
   class Kernel<Result(Args...)> final : public c10::OperatorKernel {
    public:
-    Kernel(const OperatorHandle& op, Interpose interpose) : op_(op.typed<Result(Args...)>()), interpose_(interpose) {}
+    explicit Kernel(const OperatorHandle& op) : op_(op.typed<Result(Args...)>()) {}
     Result operator()(DispatchKeySet keys, Args... args) {
       TypedArrival<Result, Args...> arrival(op_, keys, args...);
-      interpose_(arrival);
+      WayIn::interpose(arrival);
       return arrival.take();
     }
 
    private:
     const c10::TypedOperatorHandle<Result(Args...)> op_;
-    const Interpose interpose_;
   };
 
  private:
-  using Maker = c10::KernelFunction (*)(const OperatorHandle&, Interpose);
+  using Maker = c10::KernelFunction (*)(const OperatorHandle&);
 
   template <class Type>
-  static c10::KernelFunction made(const OperatorHandle& op, Interpose interpose) {
-    return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel<Type>>(std::make_unique<Kernel<Type>>(op, interpose));
+  static c10::KernelFunction made(const OperatorHandle& op) {
+    return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel<Type>>(std::make_unique<Kernel<Type>>(op));
   }
 
   static std::string type_of(const c10::FunctionSchema& schema) {

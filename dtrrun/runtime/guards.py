@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dtrrun.native.build import KEY
 from dtrrun.runtime.operators import AUTOCAST
 
 _C: Any = torch._C
@@ -62,21 +63,16 @@ _EXCLUDED = _keys(
 )
 
 
-class _WayIn:
-    """The dispatch key at which operators come to the extension."""
-
-    key: Any = None
-    keys = _keys()  # the set of this key alone, or the empty set
-
+_OURS = _keys(KEY)
+_OUR_KEY = _OURS.highestPriorityTypeId()
 
 _extension: Any = None
 
 
 def use_extension(native: Any) -> None:
-    """Intercept operators at this extension's dispatch key from now on, as long as the process lives."""
+    """Use this extension from now on, as long as the process lives."""
     global _extension
     _extension = native
-    _WayIn.key, _WayIn.keys = _C._dispatch_key_parse(native.key()), _keys(native.key())
 
 
 def silently(function: Callable[[], Any], *, recorded: bool = True) -> Any:
@@ -102,24 +98,23 @@ def aside(function: Callable[[], Any]) -> Any:
 
 def without_our_key(keys: Any) -> Any:
     """Return a set of dispatch keys without the one at which operators come to the extension."""
-    return keys - _WayIn.keys
+    return keys - _OURS
 
 
 @contextmanager
 def interposed() -> Iterator[None]:
     """Context: this thread's operators are intercepted, even while the interposer handles an operator."""
-    key = _WayIn.key
-    excluded = _C._dispatch_tls_is_dispatch_key_excluded(key)
-    _C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    excluded = _C._dispatch_tls_is_dispatch_key_excluded(_OUR_KEY)
+    _C._dispatch_tls_set_dispatch_key_excluded(_OUR_KEY, False)
     try:
         yield
     finally:
-        _C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
+        _C._dispatch_tls_set_dispatch_key_excluded(_OUR_KEY, excluded)
 
 
 def unseen() -> Any:
     """Context: this thread's operators are not intercepted."""
-    return _C._ExcludeDispatchKeyGuard(_WayIn.keys)
+    return _C._ExcludeDispatchKeyGuard(_OURS)
 
 
 class below:

@@ -52,11 +52,8 @@ def facts(device: str, package: str) -> dict[str, Any]:
 
 
 def native(torch: Any, package: str) -> dict[str, Any]:
-    """Return the outlook for the native extension; `why` says why there is none, or why it is unknown.
-
-    way_in: how operators would reach it. closed: why the requested way in is closed, and what would help.
-    """
-    found: dict[str, Any] = dict.fromkeys(("path", "compiler", "why", "do", "way_in", "closed"))
+    """Return the outlook for the native extension; `why`: why it cannot be used, or why that is unknown."""
+    found: dict[str, Any] = dict.fromkeys(("path", "compiler", "why", "do"))
     found |= {"built": False, "shipped": False}
     try:
         init = os.path.join(package, "__init__.py")
@@ -65,12 +62,12 @@ def native(torch: Any, package: str) -> dict[str, Any]:
         assert spec.loader is not None
         sys.modules[NATIVE] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found |= importlib.import_module(f"{NATIVE}.build").outlook()
-        choice = importlib.import_module(f"{NATIVE}.ways_in")
+        build = importlib.import_module(f"{NATIVE}.build")
+        found |= build.outlook()
         try:
-            found["way_in"] = choice.choose(torch)
-        except choice.Closed as error:
-            found["closed"] = {"why": error.why, "do": error.do}
+            build.check_key()
+        except build.CannotBuild as error:
+            found |= {"why": error.why, "do": error.do}
     except Exception as error:
         found |= {"why": f"{type(error).__name__}: {error}", "do": "report this"}
     return found

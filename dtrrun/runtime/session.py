@@ -193,7 +193,7 @@ class Session:
         self._parts: list[Any] = [
             Escapes(self._access.reach, own),
             Exports(self._access.reach, self._native),
-            Composites(self._access.reach, self._native, kernels, backends),
+            Composites(self._access.reach, kernels, backends),
             composites,
             ExtensionFunctions(self._native, composites),
             Libraries(self.slow_path),

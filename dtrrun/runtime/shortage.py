@@ -13,7 +13,7 @@ from types import ModuleType
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
 
-ALL = 4  # the number of the attempt that evicts everything
+ATTEMPTS = 5  # the last one evicts everything
 REFUSED = (
     "the system refuses memory that the budget has room for (is there a ulimit?): evicting more than the "
     "budget requires"
@@ -36,12 +36,12 @@ class Shortage:
     def _release(self, nbytes: int, attempt: int) -> bool:
         """Evict for a block that was refused. Returns whether that has freed anything."""
         ledger = self._ledger
-        if ledger.budget_bytes is None or not ledger.evicting:
+        if attempt >= ATTEMPTS or ledger.budget_bytes is None or not ledger.evicting:
             return False
         with self._slow_path.lock, (guard := below()), guard:
             ledger.collect_dead()
             before = ledger.resident_bytes
-            self._eviction.release(before if attempt == ALL else nbytes << attempt)
+            self._eviction.release(before if attempt == ATTEMPTS - 1 else nbytes << attempt)
             freed = ledger.resident_bytes < before
         if freed:
             self._warn(REFUSED)

@@ -14,12 +14,6 @@ from dtrrun.sizes import format_size
 from dtrrun.views.panels import columns_table, console_for, fitting, print_to
 from dtrrun.views.text import SOURCE, plain, times
 
-WAYS_IN = {
-    "fake": "fake: a fallback at PyTorch's dispatch key Fake",
-    "custom-rng": "custom-rng: kernels at PyTorch's dispatch key CustomRNGKeyId",
-}
-"""How operators reach the native fast path (`dtrrun.native.ways_in`)."""
-
 WIDTHS = ((40, 60), (40, 12), (20, 12), (20, 0))
 """Of a device's name and UUID, the widest first. CUDA_VISIBLE_DEVICES takes a UUID's first digits, too."""
 
@@ -63,8 +57,6 @@ def _facts(report: dict[str, Any]) -> Table:
     }
     if "native" in torch:
         rows["native"] = _native(torch["native"])
-        if torch["native"]["way_in"] and not torch["native"]["why"]:
-            rows["way in"] = WAYS_IN[torch["native"]["way_in"]]
     if "backend" in torch:
         rows["allocator"] = f"{torch['backend']}, {format_size(torch['reserved_bytes'])} reserved by a test"
     if report["source"]:

@@ -142,7 +142,6 @@ def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
         return None
     return {
         **{name: sum(native.get(name) or 0 for native in found) for name in NATIVE_COUNTS},
-        "way_in": ", ".join(sorted({str(way) for native in found if (way := native.get("way_in"))})) or None,
         "calls": merged((row for native in found for row in native.get("calls") or []), "name", "count"),
     }
 

@@ -99,12 +99,12 @@ bool takes_generator(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::GeneratorType;
 }
 
-// Keys of modes and of autograd, which the operator has passed already.
+// Keys of modes, of autograd and of dtrrun, which the operator has passed already.
 c10::DispatchKeySet passed() {
   using K = DispatchKey;
   c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   for (K key : {K::Python, K::PythonTLSSnapshot, K::Fake, K::Functionalize, K::AutocastCPU, K::AutocastCUDA,
-                K::FuncTorchDynamicLayerBackMode, K::FuncTorchDynamicLayerFrontMode})
+                K::FuncTorchDynamicLayerBackMode, K::FuncTorchDynamicLayerFrontMode, K::CustomRNGKeyId})
     keys = keys.add(key);
   return keys;
 }

@@ -40,7 +40,6 @@ def environment(tmp_path, monkeypatch):
     clean["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
     return clean | {
         "OMP_NUM_THREADS": "1",
-        "DTRRUN_WAY_IN": os.environ.get("DTRRUN_WAY_IN", ""),
         "DTRRUN_REMEMBER": "no",  # must not use what other tests have learned
         "DTRRUN_DEVICE": "cpu",  # the programs compute on the CPU even where there is a GPU
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -52,7 +52,7 @@ native(
 native(
     "rematerialization", "backend.h",
     ("replays run under what the program has above the kernels",
-     "c10::impl::ExcludeDispatchKeyGuard beneath_the_program(«way_in.above»);", "c10::DispatchKeySet()", ""),
+     "c10::impl::ExcludeDispatchKeyGuard beneath_the_program(«WayIn::ABOVE»);", "c10::DispatchKeySet()", ""),
     ("replays run in inference mode", "c10::InferenceMode no_inference(«false»);", "true", ""),
 )
 native(

@@ -35,8 +35,6 @@ CPU = {
         "compiler": None,
         "why": None,
         "do": None,
-        "way_in": "fake",
-        "closed": None,
     },
 }
 UNBUILT = CPU["native"] | {"built": False, "why": "no C++ compiler was found", "do": "install one"}
@@ -139,12 +137,12 @@ def test_a_machine_without_a_gpu(machine):
         ),
         (
             {"built": False, "why": "no C++ compiler was found", "do": "install one (apt install g++)"},
-            ["there is no native extension: no C++ compiler was found"],
+            ["the native extension cannot be used: no C++ compiler was found"],
             "not available",
         ),
         (
             {"why": "it cannot be loaded: no", "do": "remove /cache"},
-            ["there is no native extension: it cannot be loaded: no"],
+            ["the native extension cannot be used: it cannot be loaded: no"],
             "not available",
         ),
     ],
@@ -160,7 +158,7 @@ def test_the_native_extension(machine, native, problems, row):
 def test_the_native_extension_on_a_gpu(machine):
     report = machine({**BLIND, "native": UNBUILT}, Gpu("GPU-1a2b"))
     assert report["device"] == "cuda:0"
-    assert "there is no native extension: no C++ compiler was found" in told(report, "problem")
+    assert "the native extension cannot be used: no C++ compiler was found" in told(report, "problem")
 
 
 def test_a_gpu_and_a_pytorch_for_the_cpu(machine):

@@ -11,7 +11,7 @@ import torch
 from dtrrun.launch import torch_probe
 from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.namespaces import is_running
-from dtrrun.native import build, ways_in
+from dtrrun.native import build
 from dtrrun.runtime import probe
 
 
@@ -31,23 +31,10 @@ def test_what_an_interpreter_has(told):
     assert ("backend" in told) == told["available"]
 
 
-def taken(folder):
-    """Write a sitecustomize in which other code uses the dispatch key Fake."""
-    (folder / "sitecustomize.py").write_text(
-        "import torch\nlibrary = torch.library.Library('_', 'IMPL')\nlibrary.fallback(print, 'Fake')\n"
-    )
-    return folder
-
-
 def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path):
-    if "native" in told:
-        # In this process a session may have taken the key, and another way in would be chosen.
-        assert told["native"]["way_in"] in ways_in.KEYS
-        assert told["native"] == build.outlook() | {"way_in": told["native"]["way_in"], "closed": None}
+    assert told["native"] == build.outlook()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "true")
-    monkeypatch.setenv(ways_in.VARIABLE, ways_in.FAKE)
-    monkeypatch.setenv("PYTHONPATH", str(taken(tmp_path)))
     with probed(sys.executable, "cpu") as facts:
         assert facts["native"] == {
             "path": str(build.built()),
@@ -56,10 +43,17 @@ def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path
             "compiler": "true",
             "why": None,
             "do": None,
-            "way_in": None,
-            "closed": dict(zip(("why", "do"), ways_in.CLOSED, strict=True)),
         }
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_dispatch_key_that_pytorch_uses_itself(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import torch\nlibrary = torch.library.Library('_', 'IMPL')\nlibrary.fallback(id, {build.KEY!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with probed(sys.executable, "cpu") as facts:
+        assert facts["native"]["why"] == build.TAKEN[0].format(torch.__version__)
 
 
 def test_a_native_build_that_cannot_be_asked(tmp_path):

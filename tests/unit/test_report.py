@@ -130,7 +130,6 @@ def native(*calls: tuple[str, int], operators: int) -> dict[str, Any]:
         "native": {
             "operators": operators,
             "in_python": sum(n for _, n in calls),
-            "way_in": "fake",
             "read_by_address": 0,
             "calls": rows,
         }

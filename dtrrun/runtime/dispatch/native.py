@@ -5,36 +5,42 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-import torch
-
 from dtrrun import bindings
 from dtrrun.core.backend import Policy
 from dtrrun.core.heuristics import AUTO, FIRST
-from dtrrun.native import build, ways_in
+from dtrrun.native import build
 from dtrrun.runtime import guards
+from dtrrun.runtime.dispatch import arrivals
 from dtrrun.runtime.patches import registry
 from dtrrun.settings import RuntimeSettings
 
 
 def load(settings: RuntimeSettings) -> ModuleType:
-    """Return the native extension, building it if necessary.
+    """Return the native extension, building it if necessary. Operators can come to it from now on.
 
-    Raises CannotBuild, with a one-line message, if it can be neither found nor built, and RuntimeError if the
-    way in named by DTRRUN_WAY_IN does not exist or is closed.
+    Raises CannotBuild, with a one-line message, if it can be neither found nor built, or if operators cannot
+    come to it.
     """
     extension = build.load(_nothing if settings.quiet else _say)
-    _take_way_in(extension)
+    guards.use_extension(extension)
+    registry.use_extension(extension)
+    _open(extension)
     return extension
 
 
-def _take_way_in(extension: ModuleType) -> None:
-    """Open the extension's way in, unless an earlier session has. Raises RuntimeError."""
-    try:
-        extension.use_way(extension.way() or ways_in.choose(torch))
-    except (ways_in.Closed, ValueError) as error:
-        raise RuntimeError(f"dtrrun: {error}") from None
-    guards.use_extension(extension)
-    registry.use_extension(extension)
+def _open(extension: ModuleType) -> None:
+    """Let operators come to the extension, and check that they do: once in a process. Raises CannotBuild."""
+    if not _opened:
+        build.check_key()
+        _opened.append(extension)
+        extension.open_way_in()
+    if not _checked:
+        arrivals.check(extension)
+        _checked.append(extension)
+
+
+_opened: list[ModuleType] = []
+_checked: list[ModuleType] = []
 
 
 def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | None = None) -> Policy:

@@ -116,7 +116,6 @@ def _native(interposer: Interposer) -> dict[str, Any]:
     return {
         "operators": sum(interposer.native_calls.values()) + in_python,
         "in_python": in_python,
-        "way_in": interposer.native.way(),
         "read_by_address": interposer.read_by_address,
         "calls": [{"name": name, "count": count} for name, count in calls[:TOP]],
     }

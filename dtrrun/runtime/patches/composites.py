@@ -3,14 +3,13 @@
 Some read an integer tensor by its address (lengths, split points) before any operator runs: it must be
 resident. Our kernels are registered with the dispatcher, where C++, TorchScript and Python all reach them,
 and nothing that Python sees is replaced. They use autograd's key, for which a composite operator has no
-kernel. Where autograd is bypassed, as in inference mode, the native extension calls them (`take_whole`).
+kernel. Where autograd is bypassed, as in inference mode, the native extension calls them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,14 +47,12 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 class Composites:
     """The kernels of one session. `reach` is called before each access."""
 
-    def __init__(
-        self, reach: Reach, native: ModuleType | None, kernels: dict[Any, Kernel], devices: Sequence[str]
-    ) -> None:
-        """native: the extension. kernels: filled with the kernels, by operator.
+    def __init__(self, reach: Reach, kernels: dict[Any, Kernel], devices: Sequence[str]) -> None:
+        """kernels: filled with the kernels, by operator.
 
         devices: dispatch keys of the devices of the operators' tensors.
         """
-        self._reach, self._native = reach, native
+        self._reach = reach
         self._devices = devices
         self._kernels = kernels
 
@@ -76,8 +73,6 @@ class Composites:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             return  # not in this version of PyTorch
         self._kernels[func] = kernel = hiding(kernel)
-        if self._native is not None:
-            self._native.take_whole(func.name())
         for device in self._devices:
             self._library.impl(func, kernel, f"Autograd{device}")
 

@@ -81,7 +81,6 @@ class ForeignComposites:
         if func._overloadname != "default":
             name = f"{name}.{func._overloadname}"
         kernel = self._kernels[func] = hiding(self._watching(func))
-        self._native.take_whole(func.name())
         # Not a `torch.library.Library`, which would keep the program from registering a kernel there itself.
         library = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
         for device in self._devices:

@@ -1,21 +1,30 @@
-// The other way in: kernels at the dispatch key `CustomRNGKeyId`, which PyTorch defines but does not use. It is open whatever
-// happens to `Fake`, and needs only what PyTorch's dispatcher offers to any extension.
+// Registers our kernels with PyTorch's dispatcher. Compiled separately: the kernels for operators of many types take as long as
+// everything else together.
 //
-// A fallback at this key is not enough, since it counts as a backend's:
+// Everything here is what the dispatcher offers to any extension. Our key counts as a backend's, so a fallback is not enough:
 //
-// - A kernel for all backends (CompositeExplicitAutograd) takes precedence over a fallback. So each operator that has one gets
-//   one of our kernels at the key.
+// - A kernel for all backends (CompositeExplicitAutograd) and a composite (CompositeImplicitAutograd) take precedence over a
+//   fallback. PyTorch would then run these at our key, even for an operator that has a kernel of its own for the tensor's
+//   backend, with other bits. So each operator has one of our kernels at the key. The fallback is for operators that were
+//   registered a moment ago.
 // - Kernels at `BackendSelect`, and those for sparse, nested and oneDNN tensors, are above the key. So each of them is replaced
-//   by one that calls it, but lets the operator arrive first (`Gate`, and `FactoryGates` for some).
-// - Composites (CompositeImplicitAutograd) are left alone, so where autograd has not decomposed them, as in inference mode,
-//   their parts arrive. Those that dtrrun must handle as a whole get a kernel, too (`take_whole`).
+//   by one that calls it, but lets the operator arrive first (`Gate`, and `FactoryGates` for some). Where such tensors have no
+//   kernel of their own but one for all backends, the operators that this calls arrive.
+// - A composite with a kernel at a backend's key would be ambiguous for tensors without an autograd key of their own, such as
+//   oneDNN's. So what runs for these is registered as a kernel at `AutogradOther`.
+//
+// Composites arrive only where autograd has not decomposed them, as in inference mode.
 //
 // Operators that are registered later are covered when the main thread is back in Python, or when the next operator arrives.
 //
-// Nothing is ever unregistered: the dispatcher's tables are read without a lock, so a thread might call what has just been
+// What is registered for an operator is removed only after the operator itself: as soon as the main thread is back in Python,
+// since PyTorch keeps what it has remembered of an operator for the next one of this name as long as anyone has a kernel for it.
+// Nothing else is ever unregistered: the dispatcher's tables are read without a lock, so a thread might call what has just been
 // removed. Adding a kernel is as unsafe as ever in PyTorch. Without a session the key is off, so only gates cost anything: the
 // boxing of an operator's arguments, if it has a kernel above the key and no factory gate.
-#pragma once
+#include "python.h"
+
+#include "way_in.h"
 
 #include <c10/util/Exception.h>
 
@@ -30,43 +39,39 @@
 #include <vector>
 
 #include "factory_gates.h"
-#include "python.h"
 #include "registrations.h"
 #include "typed_kernels.h"
 
 namespace dtrrun {
 
-class CustomRngWay {
+namespace {
+
+void interpose_boxed(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  BoxedArrival arrival(op, keys, stack);
+  WayIn::interpose(arrival);
+}
+
+class Covers {
  public:
   static void install() {
     auto& dispatcher = c10::Dispatcher::singleton();
-    auto from_select = DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect).add(DispatchKey::BackendSelect);
     static auto& fallback = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(KEY, kernel(), OURS));
-    way_in = WayIn("custom-rng", KEY, from_select.remove(KEY));
-    way_in.take_whole = &take_whole;
     Registrations::note_changes(&follow_in_python);
     std::lock_guard<std::mutex> guard(mutex_);
     Unwarned unwarned;
     for (const c10::OperatorName& name : dispatcher.getAllOpNames())
-      if (auto op = dispatcher.findSchema(name)) cover(*op, has_kernel_for_all_backends(*op));
+      if (auto op = dispatcher.findSchema(name)) cover(*op);
   }
 
-  static void interpose_boxed(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    BoxedArrival arrival(op, keys, stack);
-    interpose(arrival);
+  static bool are_behind() { return Registrations::has_changes() || again_.load(std::memory_order_relaxed); }
+  static void follow() {
+    std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
+    if (guard.owns_lock()) follow(false);
   }
-  static void interpose(Arrival& arrival) {
-    if (Registrations::has_changes() || again_.load(std::memory_order_relaxed)) follow();
-    is_unseen() ? arrival.run() : arrive(arrival);
-  }
-
-  // Returns true if an operator at a gate must arrive. keys: include ours, unless it is off or the operator has arrived already.
-  static bool is_for_us(DispatchKeySet keys) { return keys.has(KEY) && !is_unseen(); }
 
  private:
-  static constexpr DispatchKey KEY = DispatchKey::CustomRNGKeyId;
-  using Factories = FactoryGates<CustomRngWay>;
-  static constexpr const char* OURS = "by dtrrun";
+  static constexpr DispatchKey KEY = WayIn::KEY;
+  static constexpr const char *OURS = "by dtrrun", *OURS_TYPED = "by dtrrun, unboxed";
   // The keys above ours whose kernels are replaced.
   static constexpr DispatchKey GATES[] = {
       DispatchKey::BackendSelect,    DispatchKey::MkldnnCPU,       DispatchKey::SparseCPU,    DispatchKey::SparseCUDA,
@@ -75,13 +80,6 @@ class CustomRngWay {
   };
 
   static c10::KernelFunction kernel() { return c10::KernelFunction::makeFromBoxedFunction<&interpose_boxed>(); }
-
-  // `torch.tensor` makes a tensor by operators, and fills it by address. It hides these operators from modes of all kinds, but
-  // cannot know our key.
-  static bool is_unseen() {
-    constexpr DispatchKeySet hidden({DispatchKey::Fake, DispatchKey::DeferredInit, DispatchKey::Python});
-    return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(hidden);
-  }
 
   // Stands in for a kernel, and calls it.
   class Stand : public c10::OperatorKernel {
@@ -107,7 +105,7 @@ class CustomRngWay {
    public:
     using Stand::Stand;
     void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-      if (is_for_us(keys)) return interpose_boxed(op, keys, stack);
+      if (WayIn::is_for_us(keys)) return interpose_boxed(op, keys, stack);
       Stand::operator()(op, keys, stack);
     }
   };
@@ -115,11 +113,10 @@ class CustomRngWay {
   // What has been registered for one operator.
   class Cover {
    public:
-    bool is_whole = false;  // it is a composite that dtrrun must handle as a whole
-
-    void add(const OperatorHandle& op, DispatchKey key, c10::KernelFunction kernel) {
+    // name: what PyTorch's lists of kernels show.
+    void add(const OperatorHandle& op, DispatchKey key, c10::KernelFunction kernel, const char* name = OURS) {
       handles_.emplace_back(key, c10::Dispatcher::singleton().registerImpl(op.operator_name(), key, std::move(kernel),
-                                                                           std::nullopt, nullptr, OURS));
+                                                                           std::nullopt, nullptr, name));
     }
     bool has(DispatchKey key) const {
       return std::any_of(handles_.begin(), handles_.end(), [&](const auto& one) { return one.first == key; });
@@ -129,51 +126,31 @@ class CustomRngWay {
     std::vector<std::pair<DispatchKey, c10::RegistrationHandleRAII>> handles_;
   };
 
-  static bool has_kernel_for_all_backends(const OperatorHandle& op) {
-    return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-           op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-  }
-
-  // for_all_backends: the operator has a kernel for all backends, or may get one. The caller holds the lock.
-  static void cover(const OperatorHandle& op, bool for_all_backends) {
-    auto known = covers_.find(op.operator_name());
-    if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
-      if (known != covers_.end() && !known->second.is_whole) covers_.erase(known);  // it had no kernels before
-      return;
-    }
+  // The caller holds the lock.
+  static void cover(const OperatorHandle& op) {
     Cover& own = covers_[op.operator_name()];
+    if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !own.has(DispatchKey::AutogradOther)) {
+      own = Cover();  // it may have had no kernels before; what runs for tensors of other backends is looked up without ours
+      own.add(op, DispatchKey::AutogradOther, standing_for<Stand>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradOther)));
+    }
     for (DispatchKey key : GATES)
       if (!own.has(key) && op.hasKernelForDispatchKey(key) && !op.isKernelFallthroughKernel(key))
         if (auto gate = gate_for(op, key)) own.add(op, key, std::move(*gate));
     if (own.has(KEY)) return;
-    if (auto typed = TypedKernels::made_for(op, &interpose))
-      own.add(op, KEY, std::move(*typed));
-    else if (for_all_backends)
+    if (auto typed = TypedKernels::made_for(op))
+      own.add(op, KEY, std::move(*typed), OURS_TYPED);
+    else
       own.add(op, KEY, kernel());
-  }
-
-  static void take_whole(const OperatorHandle& op) {
-    std::lock_guard<std::mutex> guard(mutex_);
-    cover_whole(op);
-  }
-  static void cover_whole(const OperatorHandle& op) {
-    Cover& own = covers_[op.operator_name()];
-    if (own.is_whole) return;
-    own = Cover();
-    own.is_whole = true;
-    // Because of the kernel at our key, PyTorch no longer uses the composite as the kernel at this key.
-    own.add(op, DispatchKey::AutogradOther, standing_for<Stand>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradOther)));
-    own.add(op, KEY, kernel());
   }
 
   static std::optional<c10::KernelFunction> gate_for(const OperatorHandle& op, DispatchKey key) {
     c10::SafeKernelFunction before = op.getComputedKernelForDispatchKey(key);
-    if (key == DispatchKey::BackendSelect && Factories::is_generated(before.debug())) {
+    if (key == DispatchKey::BackendSelect && FactoryGates::is_generated(before.debug())) {
       const auto& arguments = op.schema().arguments();
       // If there is a tensor argument, the kernel redispatches with the keys that are switched on, so the operator arrives then.
       if (std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& one) { return has_tensors(*one.type()); }))
         return std::nullopt;
-      if (auto gate = Factories::made_for(op)) return gate;
+      if (auto gate = FactoryGates::made_for(op)) return gate;
     }
     return standing_for<Gate>(std::move(before));
   }
@@ -186,10 +163,8 @@ class CustomRngWay {
   static void cover_again(const OperatorHandle& op) {
     std::lock_guard<std::mutex> guard(mutex_);
     Unwarned unwarned;
-    auto known = covers_.find(op.operator_name());
-    bool is_whole = known != covers_.end() && known->second.is_whole;
-    if (known != covers_.end()) covers_.erase(known);
-    is_whole ? cover_whole(op) : cover(op, true);
+    covers_.erase(op.operator_name());
+    cover(op);
   }
 
   template <class Replacement>
@@ -197,10 +172,6 @@ class CustomRngWay {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Replacement>(std::move(kernel)));
   }
 
-  static void follow() {
-    std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
-    if (guard.owns_lock()) follow(false);
-  }
   static void follow_in_python() {
     WithoutGil released;  // the thread that holds the dispatcher's mutex may be waiting for the GIL
     std::lock_guard<std::mutex> guard(mutex_);
@@ -217,7 +188,7 @@ class CustomRngWay {
         names.push_back(name);
     }
     for (const c10::OperatorName& name : names)
-      if (auto op = c10::Dispatcher::singleton().findSchema(name)) cover(*op, true);
+      if (auto op = c10::Dispatcher::singleton().findSchema(name)) cover(*op);
     if (early) recent_ = std::move(names);
     again_ = !recent_.empty();
   }
@@ -239,5 +210,14 @@ class CustomRngWay {
   static inline std::vector<c10::OperatorName>& recent_ = *new std::vector<c10::OperatorName>;  // to be checked once more
   static inline std::atomic<bool> again_{false};
 };
+
+}  // namespace
+
+void WayIn::open() { Covers::install(); }
+
+void WayIn::interpose(Arrival& arrival) {
+  if (Covers::are_behind()) Covers::follow();
+  is_unseen() ? arrival.run() : arrive(arrival);
+}
 
 }  // namespace dtrrun
