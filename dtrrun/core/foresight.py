@@ -10,7 +10,7 @@ in the recorded sequence again. Their sizes may differ; a place with equal sizes
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple, Protocol
 
@@ -35,16 +35,6 @@ class Program(Protocol):
 
     def made_last(self) -> Iterator[Made]:
         """Yield the existing storages, newest first."""
-
-
-class Trained(Protocol):
-    """A program whose weights change at the end of a step: its `History`."""
-
-    def rescued_since(self, age: int) -> Iterable[Any]:
-        """Yield nodes made since then that can't be recomputed any more because what they read has changed.
-
-        They had to be in memory when it changed, even if the program had last used them long before.
-        """
 
 
 class Rescued(list[int]):
@@ -107,9 +97,14 @@ class WatchedStep:
             if uses is not None and uses[-1:] != [self.length]:
                 uses.append(self.length)
 
-    def end(self, program: Trained) -> None:
-        """Note what was rescued, when the step ends, or the one after it, which may change other weights."""
-        for one in program.rescued_since(self._begin):
+    def end(self, rescued_since: Callable[[int], Iterable[Any]]) -> None:
+        """Note what was rescued, when the step ends, or the one after it, which may change other weights.
+
+        rescued_since: gives the nodes made since an age that can't be recomputed any more because what they
+        read has changed. They had to be in memory when it changed, even if the program had last used them
+        long before.
+        """
+        for one in rescued_since(self._begin):
             made = self.uses.get(one.age - self._begin - 1, {})
             if one.nbytes in made and type(made[one.nbytes]) is not Rescued:
                 made[one.nbytes] = Rescued([*made[one.nbytes], self.length])

@@ -180,7 +180,7 @@ class _Watch:
 
     def begin(self) -> None:
         for step in self.steps[-2:]:
-            step.end(self._history)
+            step.end(self._history.rescued_since)
         self.steps.append(WatchedStep(self._ledger.age))
 
     def ran(self, name: str, cost: int, versions: Sequence[Version]) -> None:

@@ -241,7 +241,8 @@ class Script:
             made.append((place + 1, nbytes))
             other = self.draw.choice([nbytes, nbytes, 7 * self.unit])
             step.add(place + 1, name, self.draw.randint(0, 90) * self.unit, used, {nbytes, other})
-        step.end(Rescues(self.draw.sample(made, 20)))
+        lost = self.draw.sample(made, 20)
+        step.end(lambda _: rescued(lost))
         return step
 
     def event(self) -> tuple[str, Sequence[Any]]:
@@ -270,17 +271,12 @@ class Script:
         return what, () if what in ("begin", "seen") else (any_node,)
 
 
-class Rescues:
-    """Stands for a history: the storages that become constant when weights change."""
-
-    def __init__(self, made: Sequence[tuple[int, int]]) -> None:
-        self._made = made
-
-    def rescued_since(self, age: int) -> Iterator[Any]:
-        for one, nbytes in self._made:
-            node = Node(0, nbytes, 0)
-            node.age = one
-            yield node
+def rescued(made: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """Yield nodes for the storages that become constant when weights change."""
+    for age, nbytes in made:
+        node = Node(0, nbytes, 0)
+        node.age = age
+        yield node
 
 
 def play(worlds: Sequence[World], script: Script, events: int) -> None:

@@ -92,19 +92,9 @@ def test_storages_from_before_the_step_are_not_used_again():
     assert foresight.next_use(node(60)) == 110
 
 
-class Rescues:
-    """A ledger in which these storages became constants when weights changed."""
-
-    def __init__(self, *ages):
-        self.ages = ages
-
-    def rescued_since(self, age):
-        return [node(one) for one in self.ages if one > age]
-
-
 def test_what_is_needed_when_weights_change_is_not_evicted_before():
     step, program = watched(names(30), 50), Program(50)
-    step.end(Rescues(40, 55, 80))
+    step.end(lambda age: [node(one) for one in (40, 55, 80) if one > age])  # these became constants
     assert step.uses_of(4, 64) == [50, 60, 70, 300]
     foresight = Foresight(program, [step])
     program.run_all(names(6))

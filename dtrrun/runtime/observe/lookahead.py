@@ -33,7 +33,7 @@ class Lookahead(Observer):
         foresight, step = self.foresight, self._step
         for one in (self._before, step):
             if one is not None:
-                one.end(self._history)
+                one.end(self._history.rescued_since)
         self._before = step
         if step is not None:
             self._to_watch -= 1
