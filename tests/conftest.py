@@ -46,6 +46,17 @@ def no_searches(monkeypatch, request):
         monkeypatch.setattr("dtrrun.runtime.optional.learning", lambda *_: None)
 
 
+def _raised(why):
+    raise why
+
+
+@pytest.fixture(autouse=True)
+def no_advice_fails(monkeypatch):
+    """Raise what goes wrong while a budget is worked out. Users get a BudgetError that says so."""
+    if "torch" in sys.modules:
+        monkeypatch.setattr("dtrrun.runtime.session.unnamed", _raised)
+
+
 @pytest.fixture(autouse=True)
 def cheap_collections():
     """Keep the objects of the whole test run out of the collections that sessions make before errors."""

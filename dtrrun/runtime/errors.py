@@ -31,6 +31,7 @@ class Advice(NamedTuple):
     likely_bytes: int = 0
     plain_bytes: int = 0
     expected_slowdown: float = 1.0
+    basis: str = ""
 
 
 class BudgetError(torch.OutOfMemoryError):
@@ -60,6 +61,7 @@ class BudgetError(torch.OutOfMemoryError):
     - `expected_bytes`: the budget that is expected to be enough for the whole program; 0 if unknown.
     - `likely_bytes`: a smaller one that may be enough; otherwise the same.
     - `expected_slowdown`: how many times as long as its own work a backward pass takes there; 1 if unknown.
+    - `basis`: what the expected budget is for, and what takes more; "" if `plain_bytes` is known.
     - `plain_bytes`: what earlier runs of this command have taken without a budget; 0 if unknown.
     - `device_type`: the type of the session's device.
     - `hint`: what the program itself can do, if that is known.
@@ -133,6 +135,10 @@ class BudgetError(torch.OutOfMemoryError):
     @property
     def expected_slowdown(self) -> float:
         return self._settled().expected_slowdown
+
+    @property
+    def basis(self) -> str:
+        return self._settled().basis
 
     @property
     def hint(self) -> str:
@@ -213,7 +219,7 @@ class BudgetError(torch.OutOfMemoryError):
         if self.called != self.operator:
             what = f"{self.called} needs {self.operator} to run again, and {what}"
         advised = Advised(self.least_bytes, known.expected_bytes, known.likely_bytes, known.plain_bytes)
-        advised = advised._replace(slowdown=known.expected_slowdown)
+        advised = advised._replace(slowdown=known.expected_slowdown, basis=known.basis)
         least = advice(self.called, advised, known.training, self._how)
         budget = format_size(self.budget_bytes)
         full = f"{rank}{self.device_type.upper()} out of memory. "

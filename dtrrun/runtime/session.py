@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings as python_warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from time import perf_counter_ns as now_ns
@@ -36,8 +37,8 @@ from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.ending import end_script
-from dtrrun.runtime.observe.expected import Plain, Refused, advised_budget
-from dtrrun.runtime.observe.hints import hint
+from dtrrun.runtime.observe.expected import Plain, Refused, advised_budget, growth_of
+from dtrrun.runtime.observe.hints import hint, unnamed
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
 from dtrrun.runtime.observe.own_time import OwnTime, ProcessorWait, unseen_ns
@@ -218,6 +219,7 @@ class Session:
         self._learning = optional.learning(self, settings)
         self._peak = optional.peak(settings, self.device.type)
         self._peak_of_steps = 0  # bytes: the plain peak when the last step ended
+        self._held: deque[int] = deque(maxlen=4)  # bytes: what tensors would take when each last step ended
         optionals = (self._where, self._recorder, self._heap, *self._on_heap(), self._learning)
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
@@ -473,6 +475,7 @@ class Session:
             self._learning.forget()
         ledger = self.ledger
         plain = Plain.of(ledger, self._peak_of_steps, self.steps.count, error, failed)
+        plain = plain._replace(kept_a_step=growth_of(self._held))
         beside = (ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values())
         error.keep_to(plain.so_far + max(*beside, 0))
         facts: dict[str, Any] = {
@@ -487,6 +490,7 @@ class Session:
             "likely_bytes": 0,
             "expected_slowdown": 1.0,
             "plain_bytes": 0,
+            "basis": "",
             "hint": "",
             "held_by": {},
         }
@@ -507,13 +511,13 @@ class Session:
                     advised = advised_budget(Refused(*given), known, growth)
                     rows, holders = Labels(moment).searched(training, error.__traceback__)
                     own = hint(moment, holders, error, failed, moment)
-            except Exception:  # optimizers and tensors may be of any class; the program must get this error
-                return Advice(hint=". ".join(filter(None, (of_device, of_collector))))
+            except Exception as why:  # optimizers and tensors may be of any class
+                return Advice(hint=". ".join(filter(None, (of_device, unnamed(why), of_collector))))
             hints = ". ".join(filter(None, (of_device, own, self._remedy(), of_collector)))
             pinned = relabelled(facts["pinned"], rows)
             found = Advice(training.totals(), advised.expected, hints, pinned, held_by(rows))
             found = found._replace(likely_bytes=advised.likely, plain_bytes=advised.plain)
-            found = found._replace(expected_slowdown=advised.slowdown)
+            found = found._replace(expected_slowdown=advised.slowdown, basis=advised.basis)
             facts.update(found._asdict())
             return found
 
@@ -675,6 +679,7 @@ class Session:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes
             self._peak_of_steps = self.ledger.plain_peak_bytes
+            self._held.append(self.ledger.plain_bytes)
             self.device.step_ended()
             self._settle_fingerprints()
             if self.steps.count <= LEARNING:

@@ -18,7 +18,7 @@ PARTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "the
 NEAR = 0.95
 """A budget that may be enough is worth mentioning if it is less than this share of the other."""
 
-ESTIMATED = "an estimate: it may take less without a budget, and what has not run yet may need more"
+ESTIMATED = "an estimate: what has not run yet may need more"
 SLOW = 1.5
 """A slowdown that is worth mentioning."""
 
@@ -34,7 +34,8 @@ class Advised(NamedTuple):
 
     least: what one operator takes. likely: may be enough. expected: should be enough. plain: what the program
     takes without a budget, which is enough. slowdown: how many times as long as its own work a backward pass
-    takes in the expected budget, as far as that is known.
+    takes in the expected budget, as far as that is known. basis: in words, what the expected budget is for;
+    "" if `plain` is known.
     """
 
     least: int = 0
@@ -42,6 +43,7 @@ class Advised(NamedTuple):
     likely: int = 0
     plain: int = 0
     slowdown: float = 1.0
+    basis: str = ""
 
     @classmethod
     def of(cls, least: int, expected: int, likely: int, plain: int, slowdown: float = 1.0) -> Advised:
@@ -88,7 +90,7 @@ def _reason(advised: Advised) -> str:
     if advised.slowdown >= SLOW:
         reasons.append(f"a backward pass takes about {advised.slowdown:.1f} times as long there")
     if not advised.plain:
-        reasons.append(ESTIMATED)
+        reasons.append(advised.basis or ESTIMATED)
     elif advised.expected < advised.plain:
         reasons.append(f"without a budget it takes {_compact(advised.plain)}")
     else:
@@ -112,6 +114,7 @@ def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
     name = str(error.get("called") or error.get("operator") or "")
     slowdown = error.get("expected_slowdown")
     advised = advised._replace(slowdown=float(slowdown) if isinstance(slowdown, (int, float)) else 1.0)
+    advised = advised._replace(basis=str(error.get("basis") or ""))
     return advice(name, advised, training if isinstance(training, dict) else None)
 
 

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 import dtrrun
 from dtrrun import bindings
-from dtrrun.runtime.observe import expected
+from dtrrun.runtime.observe import expected, rehearsal
 from dtrrun.runtime.observe.expected import Estimate, Plain, Refused, Sizes, advised_budget
+from dtrrun.runtime.observe.hints import unnamed
 from dtrrun.runtime.observe.training_memory import Training
 from dtrrun.sizes import parse_size
 from tests.bench import advised
-from tests.bench.advice import Known
+from tests.bench.advice import attempt
 
 
 class UNet(nn.Module):
@@ -162,17 +163,13 @@ def test_what_it_takes_without_a_budget_is_known_inside_one(program, percent):
 
 
 def refused(program, budget, known=0):
-    gc.collect()
-    torch.manual_seed(1)
+    error, _ = attempt(program, budget, known)
+    assert error is not None
+    return error
 
-    def run():
-        with dtrrun.budget(budget) as session:
-            session._peak = Known(known)
-            program()
 
-    with pytest.raises(dtrrun.BudgetError) as caught:
-        run()
-    return caught.value
+def peak_of(program):
+    return attempt(program, None)[1].report()["peak_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -209,14 +206,11 @@ def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
 def test_weights_that_a_first_step_could_compute_again_stay_in_later_ones():
     """Both budgets are enough for all steps, and take no longer than is said."""
     bindings.load()
-    with dtrrun.budget(None) as session:
-        advised.by_hand()
-    error = refused(advised.by_hand, session.report()["peak_bytes"] * 3 // 10)
+    error = refused(advised.by_hand, peak_of(advised.by_hand) * 3 // 10)
     assert error.least_bytes < error.likely_bytes < error.expected_bytes
     for budget in (error.likely_bytes, error.expected_bytes):
-        gc.collect()
-        with dtrrun.budget(budget) as session:
-            advised.by_hand()
+        again, session = attempt(advised.by_hand, budget)
+        assert again is None
     ledger = session.ledger
     assert ledger.clock < 1.5 * error.expected_slowdown * (ledger.clock - ledger.recomputed_cost)
 
@@ -231,3 +225,103 @@ def test_a_budget_close_to_one_that_was_slow_is_not_advised(monkeypatch):
     assert (quick.expected, quick.likely, quick.slowdown) == (1100, 1100, 1.2)
     slow = advised_budget(found, Plain(now=2000, so_far=4000, slowdown=13.0))
     assert (slow.expected, slow.likely, slow.slowdown) == (4000, 2000, 1.0)
+
+
+def numbers(pattern, text):
+    """Return the groups that match, in bytes if they are sizes."""
+    found = re.fullmatch(pattern, text)
+    assert found, text
+    return [int(one) if one.isdecimal() else parse_size(one.replace(" ", "")) for one in found.groups()]
+
+
+@pytest.mark.parametrize("percent", [30, 50])
+def test_as_many_more_calls_fit_as_are_said(percent):
+    """Nobody knows for how long results will grow, so the advice says how far it reaches."""
+    error = refused(advised.growing, peak_of(advised.growing) * percent // 100)
+    pattern = (
+        r"at least: enough for this call of aten.cat and (\d+) more, each of which makes (.*) more than the "
+        "one before; every further one takes (.*)"
+    )
+    more, each, takes = numbers(pattern, error.basis)
+    assert more >= 3
+    batches = round(error.needed_bytes / each) + more
+    for beyond in (0, 3):
+        with dtrrun.budget(error.expected_bytes + beyond * takes):
+            advised.growing(batches + beyond)
+    assert attempt(lambda: advised.growing(batches + 3), error.expected_bytes)[0] is not None
+
+
+def test_as_many_more_steps_fit_as_are_said():
+    def keeping(steps):
+        model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        kept = []
+        for _ in range(steps):
+            out = model(torch.randn(512, 256))
+            kept.append(out.detach())
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    error, session = attempt(lambda: keeping(20), 7_000_000)
+    done = session.steps.count
+    pattern = "at least: enough for (.*) more steps, each of which leaves (.*) more in memory"
+    more, _ = numbers(pattern, error.basis)
+    assert more >= 3
+    with dtrrun.budget(error.expected_bytes):
+        keeping(done + more)
+
+
+@pytest.mark.parametrize(
+    ("program", "percent", "steps"),
+    [(advised.inference, 10, 0), (advised.evaluated, 20, 2), (advised.growing, 20, 1)],
+)
+def test_what_takes_more_than_the_advised_budget_is_not_what_it_is_for(program, percent, steps):
+    error, session = attempt(program, peak_of(program) * percent // 100)
+    begins = expected.STEPS.format(expected.THIS) if steps else expected.SO_FAR
+    assert error.basis.startswith(begins)
+    assert error.basis in str(error)
+    again, later = attempt(program, error.expected_bytes)
+    assert again is not None
+    assert later.steps.count == steps  # all of them: what does not fit is another batch, or larger results
+    assert later.ledger.age > session.ledger.age
+
+
+@pytest.mark.parametrize(("percent", "less"), [(30, True), (90, False)])
+def test_it_is_said_that_a_program_may_take_less_without_a_budget(percent, less):
+    peak = peak_of(advised.logits)
+    error = refused(advised.logits, peak * percent // 100)
+    assert (error.expected_bytes > peak, expected.LESS in error.basis) == (less, less)
+
+
+def test_no_backward_pass_is_expected_before_there_is_anything_to_train():
+    """While a program makes its data, gradients are recorded by default."""
+
+    def program():
+        data = torch.rand(512, 1024)
+        data = (data - data.mean()) / data.std()
+        model = nn.Linear(1024, 8)
+        model(data).sum().backward()
+
+    peak = peak_of(program)
+    error = refused(program, peak * 6 // 10)
+    assert error.expected_bytes <= peak
+    assert error.basis.startswith(expected.SO_FAR)
+
+
+def test_what_goes_wrong_in_a_rehearsal_is_not_hidden(monkeypatch):
+    """From users neither: their error says what is missing from it."""
+
+    def broken(self, *arguments):
+        raise KeyError("storage")
+
+    bindings.load()
+    monkeypatch.setattr(rehearsal.Rehearsal, "backward", broken)
+    budget = peak_of(advised.attention) // 5
+    with monkeypatch.context() as patch:
+        patch.setattr("dtrrun.runtime.session.unnamed", unnamed)
+        error = refused(advised.attention, budget)
+    assert error.expected_bytes == 0
+    assert "dtrrun could not work out which budget to try (KeyError: 'storage')" in str(error)
+    with pytest.raises(KeyError):
+        attempt(advised.attention, budget)

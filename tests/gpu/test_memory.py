@@ -13,6 +13,7 @@ import dtrrun
 from dtrrun.runtime.cuda.fractions import fraction_of
 from dtrrun.runtime.cuda.observers import NAMES
 from dtrrun.runtime.cuda.oom_retry import requested
+from dtrrun.runtime.observe.expected import POOLS
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -226,13 +227,14 @@ def test_what_is_free_in_the_programs_own_pools_is_named_and_advised():
         x.square().mean().backward()
         return [one.grad.cpu() for one in weights]
 
-    expected, budget, named = run(), beside() + SPACE + 70 * MIB, {}
+    expected, budget, named, basis = run(), beside() + SPACE + 70 * MIB, {}, ""
     torch.cuda.empty_cache()
     with dtrrun.budget(budget, device=DEVICE):
         try:
             run()
         except dtrrun.BudgetError as error:
-            named, budget = error.pinned, error.expected_bytes
+            named, budget, basis = error.pinned, error.expected_bytes, error.basis
+    assert basis.endswith(POOLS)
     assert named["free in the program's own memory pools"] > 10 * MIB
     gc.collect()
     torch.cuda.empty_cache()

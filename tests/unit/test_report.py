@@ -42,6 +42,7 @@ TABLES = {
         "expected_slowdown": 1.0,
         "likely_bytes": 24,
         "plain_bytes": 0,
+        "basis": "steps",
         "hint": "",
         "held_by": {},
     },

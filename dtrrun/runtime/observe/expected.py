@@ -10,23 +10,27 @@ basis for an estimate, and no budget is named: it would be too small again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
 from dtrrun.core.ledger import COPIED, INPUT_LOST, INPUT_MUTATED, Ledger
+from dtrrun.native.building import CannotBuild
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.observe.rehearsal import LIMIT, Rehearsal
 from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer
 from dtrrun.runtime.storage import rounded
+from dtrrun.sizes import format_size_up
 from dtrrun.telemetry.advice import Advised
 
 MARGIN = 1.05
 SAME = 0.98
 """A share of another run's peak: a program that exceeds it, or falls short, is not taken to be the same."""
+WORTH = 0.01
+"""What steps to come may leave in memory is considered from this share of the budget."""
 SURE = 1.02
 """What the rest of a step takes without a budget is multiplied with this, because it is a guess."""
 NEARBY = 1.5
@@ -44,13 +48,26 @@ COPYING = {"aten.clone", "aten._to_copy", "aten.copy_"}
 UPDATES = ("aten._foreach", "aten._fused")
 JOINING = {"aten.add", "aten.add_"}
 
+STEPS = "an estimate for steps like {}: other work, such as an evaluation with a larger batch, may need more"
+THESE, THIS = "those so far", "this one, of which none has ended"
+LESS = "; without a budget it may take less"
+LARGER = "an estimate for a batch of {:,}, the largest so far: what has not run yet may need more"
+SO_FAR = "at least: enough for what has run so far, and what has not run yet may need more"
+GROWS = (
+    "at least: enough for this call of {} and {} more, each of which makes {} more than the one before; "
+    "every further one takes {}"
+)
+KEEPS = "at least: enough for {} more steps, each of which leaves {} more in memory"
+POOLS = "; the program's own memory pools may keep more in a larger budget"
+"""What an advised budget is for if nobody knows what the whole program takes, in words."""
+
 
 class Plain(NamedTuple):
     """What is known of the program's memory without a budget, in bytes of tensors; 0 if unknown.
 
     run: of earlier runs. of_steps: of this run, when its last step ended. steps: how many there were. now,
     so_far: with the operator that did not fit. slowdown: what all operators so far have cost, in multiples of
-    what they would have without being run again.
+    what they would have without being run again. kept_a_step: how much more each step has left behind.
     """
 
     run: int = 0
@@ -59,6 +76,7 @@ class Plain(NamedTuple):
     now: int = 0
     so_far: int = 0
     slowdown: float = 1.0
+    kept_a_step: int = 0
 
     @classmethod
     def of(
@@ -68,6 +86,16 @@ class Plain(NamedTuple):
         now = ledger.plain_bytes + (failed.output_bytes if failed is not None else error.needed_bytes)
         slowdown = ledger.clock / max(ledger.clock - ledger.recomputed_cost, 1)
         return cls(0, of_steps, steps, now, max(ledger.plain_peak_bytes, now), slowdown)
+
+
+def growth_of(held: Sequence[int]) -> int:
+    """Return by how many bytes each step has left more in memory, at least; 0 if one has not, or if unknown.
+
+    held: at the ends of the last steps.
+    """
+    if len(held) < 3:
+        return 0
+    return max(min(after - before for before, after in itertools.pairwise(held)), 0)
 
 
 class Refused(NamedTuple):
@@ -86,12 +114,33 @@ class Refused(NamedTuple):
     rehearsal: Rehearsal | None = None
 
 
+class Growth(NamedTuple):
+    """What is known of a call that takes more than those before.
+
+    nbytes: what it or those to come need, besides what stays in memory. length: of the batch, if that is all
+    that is larger. Otherwise the result of `operator` grows by `each` bytes from call to call, and this one
+    takes `least` bytes, with all that stays.
+    """
+
+    nbytes: int = 0
+    length: int = 0
+    operator: str = ""
+    each: int = 0
+    least: int = 0
+
+    @property
+    def more(self) -> int:
+        """Return how many more bytes each further call needs: its input and its result are larger."""
+        return 2 * self.each
+
+
 class Estimate(NamedTuple):
     """Bytes; 0 if unknown.
 
     nbytes: by a formula. rehearsed: in which the rest of this step runs. rest: what the program's tensors
-    take in it without a budget. state: of optimizers, which is to come. slowdown: of the
-    rest of the backward pass in `rehearsed`.
+    take in it without a budget. state: of optimizers, which is to come. slowdown: of the rest of the
+    backward pass in `rehearsed`. trains: whether operators have a backward pass. growth: of calls without
+    one.
     """
 
     nbytes: int = 0
@@ -99,6 +148,8 @@ class Estimate(NamedTuple):
     rest: int = 0
     state: int = 0
     slowdown: float = 1.0
+    trains: bool = True
+    growth: Growth = Growth()
 
 
 def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) -> Advised:  # noqa: B008 - it is immutable
@@ -114,8 +165,7 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
     ledger, error, training = refused.ledger, refused.error, refused.training
     beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
     beside += growth
-    so_far, least = plain.so_far + beside, error.least_bytes
-    trains = torch.is_grad_enabled() or in_backward() or in_optimizer()
+    so_far, least, trains = plain.so_far + beside, error.least_bytes, estimate.trains
     whole = _whole_step(refused, plain, estimate)
     whole += beside if whole else 0
     likely = expected = estimate.nbytes + growth if estimate.nbytes else 0
@@ -137,12 +187,46 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
         elif unseen:
             expected, slowdown = expected + unseen, 1.0
         return Advised.of(least, expected, likely, most, slowdown)
-    if expected and whole:
-        if plain.of_steps and not trains:  # an evaluation, or part of a step that a backward pass runs again
-            return Advised.of(least, max(whole, expected), likely, 0, 1.0)
-        if whole < expected or not (estimate.rehearsed or in_optimizer()):
-            expected, slowdown = whole, 1.0
-    return Advised.of(least, expected, min(likely, expected), 0, slowdown)
+    calls = 0
+    if not expected:
+        pass
+    elif not trains:  # an evaluation, or part of a step that a backward pass runs again
+        slowdown = 1.0
+        if plain.of_steps:
+            expected = max(whole, expected) if estimate.growth.nbytes else whole
+        if estimate.growth.each:
+            calls = max(expected - estimate.growth.least - beside, 0) // estimate.growth.more
+    elif whole and (whole < expected or not (estimate.rehearsed or in_optimizer())):
+        expected, slowdown = whole, 1.0
+    kept = plain.steps * plain.kept_a_step if trains else 0
+    if expected and kept < WORTH * expected:
+        kept = 0
+    advised = Advised.of(least, expected + kept, min(likely, expected) + kept, 0, slowdown)
+    if not expected:
+        return advised
+    basis = _basis(estimate, plain, calls, kept, less=advised.expected > so_far)
+    return advised._replace(basis=basis + (POOLS if growth else ""))
+
+
+def _basis(estimate: Estimate, plain: Plain, calls: int, kept: int, *, less: bool) -> str:
+    """Return what an advised budget is for, in words.
+
+    calls: of the operator whose result grows, that are covered. kept: what steps to come leave in memory.
+    less: whether the program may take less without a budget.
+    """
+    growth = estimate.growth
+    if growth.each:
+        sizes = format_size_up(growth.each), format_size_up(growth.more)
+        return GROWS.format(growth.operator, calls, *sizes)
+    if kept:
+        return KEEPS.format(plain.steps, format_size_up(plain.kept_a_step))
+    if growth.length:
+        basis = LARGER.format(growth.length)
+    elif estimate.trains:
+        basis = STEPS.format(THESE if plain.of_steps else THIS)
+    else:
+        basis = SO_FAR
+    return basis + (LESS if less else "")
 
 
 def _whole_step(refused: Refused, plain: Plain, estimate: Estimate) -> int:
@@ -183,9 +267,9 @@ def expected_budget(refused: Refused) -> Estimate:
         reached |= _under_way(training, ledger, reached, failed)
     to_come = training.to_come_bytes(ledger.key_of, reached)
 
+    trains = updates or in_backward() or (torch.is_grad_enabled() and bool(training.trained(ledger.key_of)))
     parameters = {_shape(tuple(one.shape)) for one in training.parameters}
     calls = [Sizes(one, parameters) for one in signatures if not one.operator.view]
-    trains = torch.is_grad_enabled() or in_backward() or updates
     recorded = [Recorded(one, parameters) for one in operations]
     recorded = [one for one in recorded if one.inputs and not one.updates]
     known = [*(one for one in calls if not one.updates), *recorded]
@@ -203,7 +287,10 @@ def expected_budget(refused: Refused) -> Estimate:
     most = max((max(one.nbytes, one.waiting + again if one.inputs else 0) for one in known), default=0)
     most = max([most, *(one.nbytes for one in calls if one.updates)])
     kept += around + to_come
-    larger = 0 if trains or failed is None else _with_larger_batch(calls, Sizes(failed, parameters))
+    growth = Growth() if trains or failed is None else _growth(calls, Sizes(failed, parameters))
+    larger = growth.nbytes
+    if growth.each:
+        growth = growth._replace(least=kept - to_come + growth.least)
     needed = kept + most
     if not torch.is_grad_enabled() or in_backward():  # otherwise there is more to come
         # With this much, no computed memory would have to be evicted.
@@ -212,22 +299,29 @@ def expected_budget(refused: Refused) -> Estimate:
     # The optimizer's temporary memory may already exist: it becomes constant when the weights change.
     update = kept + training.update_bytes() - lost
     least = max(update, error.least_bytes)
-    estimate = Estimate(max(int(MARGIN * max(needed, least)), kept + larger))
+    estimate = Estimate(
+        max(int(MARGIN * max(needed, least)), kept - to_come + larger), trains=trains, growth=growth
+    )
     if rehearsal is None or failed is None or not in_backward():
         return estimate
-    with suppress(Exception):  # what the simulator makes of a guess: without it, the rest stands
-        of_parameters = training.trained(ledger.key_of), training.without_gradient(ledger.key_of)
+    of_parameters = training.trained(ledger.key_of), training.without_gradient(ledger.key_of)
+    try:
         found = rehearsal.backward(failed, *of_parameters, trained, to_come)
-        if found is not None:
-            beside = around - ledger.pinned_blocks().get(COPIED, 0)
-            needed = found.nbytes + beside
-            result = max((one.result for one in known), default=0)
-            needed += int(max(SPARE * (needed - kept), min(result, AT_MOST * needed)))
-            rehearsed = max(int(MARGIN * max(needed, least)), kept + larger)
-            rest = max(found.plain_bytes, update)
-            state = training.state_to_come_bytes(ledger.key_of, reached)
-            return Estimate(estimate.nbytes, rehearsed, rest, state, found.slowdown_in(rehearsed - beside))
-    return estimate
+    except CannotBuild:  # its file is there, but cannot be loaded
+        return estimate
+    if found is None:
+        return estimate
+    beside = around - ledger.pinned_blocks().get(COPIED, 0)
+    needed = found.nbytes + beside
+    result = max((one.result for one in known), default=0)
+    needed += int(max(SPARE * (needed - kept), min(result, AT_MOST * needed)))
+    rehearsed = max(int(MARGIN * max(needed, least)), kept + larger)
+    return estimate._replace(
+        rehearsed=rehearsed,
+        rest=max(found.plain_bytes, update),
+        state=training.state_to_come_bytes(ledger.key_of, reached),
+        slowdown=found.slowdown_in(rehearsed - beside),
+    )
 
 
 def _begun(
@@ -378,14 +472,15 @@ def _nbytes(geometry: Geometry) -> int:
     return total
 
 
-def _with_larger_batch(calls: list[Sizes], failed: Sizes | None) -> int:
-    """Return what the forward pass needs if the failed call has a larger batch than earlier ones, else 0.
+def _growth(calls: list[Sizes], failed: Sizes) -> Growth:
+    """Return what is to be expected if the failed call takes more than those before.
 
     An evaluation often has a larger batch than the training before it. A result that grows from call to call
-    (predictions gathered by `torch.cat`) is not a batch. It may need twice as much in a later call.
+    (predictions gathered by `torch.cat`) is not a batch: nobody knows when that ends. As many calls again as
+    there have been may follow.
     """
-    if failed is None or not failed.shapes:
-        return 0
+    if not failed.shapes:
+        return Growth()
     length, *sample = failed.shapes[0]
     alike = [
         one
@@ -393,16 +488,19 @@ def _with_larger_batch(calls: list[Sizes], failed: Sizes | None) -> int:
         if one.operator is failed.operator and one.shapes and list(one.shapes[0][1:]) == sample
     ]
     lengths = {one.shapes[0][0] for one in alike} | {length}
-    if len(lengths) > 2 and length == max(lengths) and failed.result * min(lengths) > failed.inputs[0]:
+    if len(lengths) > 1 and length == max(lengths) and failed.result * min(lengths) > failed.inputs[0]:
+        results = sorted({one.result for one in alike if one.result < failed.result})
         grown = [one for one in alike if one.result * length != failed.result * one.shapes[0][0]]
-        if grown:
-            return 2 * failed.nbytes
+        if grown and results:
+            return Growth(
+                2 * failed.nbytes, 0, failed.operator.name, failed.result - results[-1], failed.nbytes
+            )
     before = {
         one.shapes[0][0]
         for one in alike
         if 0 < one.shapes[0][0] < length and one.result * length == failed.result * one.shapes[0][0]
     }
-    return max(
+    nbytes = max(
         (
             one.nbytes * length // shape[0]
             for one in calls
@@ -411,3 +509,4 @@ def _with_larger_batch(calls: list[Sizes], failed: Sizes | None) -> int:
         ),
         default=0,
     )
+    return Growth(nbytes, length) if nbytes else Growth()

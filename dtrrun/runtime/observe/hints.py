@@ -18,6 +18,8 @@ LARGE_HOLDING = 0.1
 LARGE = 0.2
 """The share of the budget from which one operator's logits are mentioned."""
 VOCABULARY = 1000
+LONGEST = 200
+"""How many characters of another error are quoted."""
 
 GRAPHS = (
     "{held} keeps {size} for the backward pass of values of earlier steps: if there will be none, hold their "
@@ -41,6 +43,12 @@ def hint(
     if failed is not None and (shape := _logits(failed, error.budget_bytes)):
         found.append(LOGITS.format(failed.operator.name, *shape))
     return ". ".join(found)
+
+
+def unnamed(why: Exception) -> str:
+    """Return, for the error's text, that nothing could be worked out. Tests raise `why` instead."""
+    said = " ".join(str(why).split())[:LONGEST]
+    return f"dtrrun could not work out which budget to try ({type(why).__name__}: {said})"
 
 
 def _containers(ledger: Ledger, holders: dict[int, Holder], least: float, history: History) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
-from time import perf_counter
+from time import thread_time
 from typing import Any, NamedTuple
 
 from dtrrun import bindings
@@ -21,7 +21,7 @@ from dtrrun.runtime.observe import snapshot
 MOST_OPERATIONS = 20_000
 """With more, a rehearsal would take too long."""
 SECONDS = 2.0
-"""No further budget is tried after this time."""
+"""No further budget is tried after this much processor time."""
 LIMIT = 3.0
 """A budget is too small if the rest of the step takes more than this multiple of its own work."""
 CLOSE = 0.02
@@ -63,6 +63,21 @@ class Maker(NamedTuple):
         return "backward" in self.operation.signature.operator.name
 
 
+class UnderWay(NamedTuple):
+    """The call that did not fit, and the number of its result in the log."""
+
+    signature: Signature
+    inputs: Sequence[Version]
+    number: int
+
+    def is_of(self, one: Maker) -> bool:
+        """Return whether this is the backward of an operation, as far as names and inputs tell."""
+        forward, found, _ = self.signature.operator.name.partition("_backward")
+        read = set(map(id, self.inputs))
+        known = {*map(id, one.made), *map(id, one.operation.inputs)}
+        return bool(found) and forward == one.operation.signature.operator.name and not read.isdisjoint(known)
+
+
 class Rehearsal:
     """Rehearses backward passes for `observe.expected`."""
 
@@ -92,14 +107,14 @@ class Rehearsal:
         if len(rest.makers) > MOST_OPERATIONS:
             return None
         rest.constant(to_come)
-        rest.call(failed.operator.name, failed.cost, self._inputs, [failed.output_bytes])
-        rest.backward(trained, without)
+        made = rest.call(failed.operator.name, failed.cost, self._inputs, [failed.output_bytes])
+        rest.backward(trained, without, UnderWay(failed, self._inputs, *made))
         return self._least(rest.log, rest.plain_peak_bytes)
 
     def _least(self, log: Sequence[Any], plain_bytes: int) -> Found | None:
         from dtrrun.simulator.live import predict
 
-        started = perf_counter()
+        started = thread_time()
         low = self._dtr.ledger.limit
         free = predict(log, None, self._heuristic)
         high = max(free.peak_bytes, low + 1)
@@ -109,7 +124,7 @@ class Rehearsal:
             return 1 + max(predict(log, nbytes, self._heuristic, limit=inf).overhead - free.overhead, 0.0)
 
         while high - low > CLOSE * high:
-            if perf_counter() - started > SECONDS:
+            if thread_time() - started > SECONDS:
                 return None
             tried = (low + high) // 2
             told = predict(log, tried, self._heuristic, limit=LIMIT)
@@ -176,8 +191,8 @@ class _Rest:
 
     # -- the backward pass --
 
-    def backward(self, trained: Container[int], without: Mapping[int, int]) -> None:
-        """Add the likely rest of the backward pass that is under way. The arguments are those of
+    def backward(self, trained: Container[int], without: Mapping[int, int], call: UnderWay) -> None:
+        """Add the likely rest of the backward pass that is under way. The other arguments are those of
         `Rehearsal.backward`."""
         began = min(self._made_in_backward(), default=self._ledger.age)
         flows: set[int] = set()  # ids of versions that get a gradient
@@ -194,8 +209,26 @@ class _Rest:
         read = {source.key for one in passed for source in one.operation.inputs}
         self._coming = {key: nbytes for key, nbytes in without.items() if key in read}
         self._plain_bytes -= sum(self._coming.values())
+        place = next((place for place in reversed(range(len(passed))) if call.is_of(passed[place])), None)
+        if place is not None:  # autograd has been through all that came later
+            self._finish(passed[place], call, trained, flows)
+            del passed[place:]
         for one in reversed(passed):
             self._backward_of(one, trained, flows)
+
+    def _finish(self, one: Maker, call: UnderWay, trained: Container[int], flows: set[int]) -> None:
+        """The call that did not fit is the backward of this operation: it makes its inputs' gradients."""
+        for source in dict.fromkeys(one.operation.inputs):
+            if source.key in trained:
+                self._allocate(0, self._coming.pop(source.key, 0))
+            elif id(source) in flows:
+                self._gradients[id(source)] = call.number, call.signature.output_bytes
+                break
+        given = [
+            two for maker in self.makers if maker.is_backward for two in maker.made if two in call.inputs
+        ]
+        done = [two for two in (*given, *one.made) if self._is_alive(two)]
+        self.release([number for two in done if (number := self.numbers.pop(two.key, 0))])
 
     def _made_in_backward(self) -> Iterable[int]:
         """Return the ages of what is known to have been made in this backward pass."""
