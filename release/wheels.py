@@ -88,8 +88,8 @@ def downloaded(version: str) -> Path | None:
         archive.unlink()
         ready = time.monotonic()
         unfinished = folder / "unfinished.so"
-        flags = compiling.flags(folder / "torch", sysconfig.get_path("include"), 1)
-        compile(compiling.FILES, [*flags, f"-ffile-prefix-map={folder}/="], unfinished)
+        recipe = compiling.native(folder / "torch", sysconfig.get_path("include"), 1, whole=True)
+        compile(recipe.plus(f"-ffile-prefix-map={folder}/="), unfinished)
         commit = runpy.run_path(str(folder / "torch" / "version.py"))["git_version"]
         target = unfinished.rename(KEPT / compiling.binary_name(version, commit))
     done = time.monotonic()
@@ -119,16 +119,15 @@ def core() -> Path:
     if not compiling.digest_of(target):
         KEPT.mkdir(parents=True, exist_ok=True)
         unfinished = KEPT / "unfinished-core.so"
-        compile(compiling.CORE_FILES, compiling.core_flags(sysconfig.get_path("include")), unfinished)
+        compile(compiling.core(sysconfig.get_path("include"), whole=True), unfinished)
         unfinished.rename(target)
     return target
 
 
-def compile(files: Sequence[Path], flags: Sequence[str], target: Path) -> None:
+def compile(recipe: compiling.Recipe, target: Path) -> None:
     """Compile an extension that contains no path of this machine."""
     compiler = shlex.split(os.environ.get("CXX") or "g++")
-    flags = [*flags, f"-ffile-prefix-map={ROOT}/=", "-s"]
-    stages = compiling.stages(compiler, files, flags, target)
+    stages = recipe.plus(f"-ffile-prefix-map={ROOT}/=", "-s").stages(compiler, target)
     status, output = building.output_of(stages, str(target), print)
     if status:
         raise Failed(output)

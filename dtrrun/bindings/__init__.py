@@ -62,11 +62,11 @@ def _loaded() -> ModuleType | CannotBuild:
 
 def build(target: Path, say: Callable[[str], None]) -> Path:
     """Return `target`, after compiling the extension if it is not there. Raises CannotBuild."""
-    return building.make(target, compiling.CORE_FILES, _flags, WHAT, ABOUT, say)
+    return building.make(target, _recipe, WHAT, ABOUT, say)
 
 
-def _flags() -> list[str]:
-    return compiling.core_flags(building.python_headers())
+def _recipe(whole: bool) -> compiling.Recipe:
+    return compiling.core(building.python_headers(), whole)
 
 
 def _say(text: str) -> None:

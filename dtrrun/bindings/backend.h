@@ -5,11 +5,6 @@
 
 namespace dtrrun {
 
-// Defined by each extension. Returns whether the exception being handled is a Python exception of this class.
-bool is_error_of(PyObject* type);
-// Returns the exception being handled without its Python frames, which keep alive what they refer to.
-std::exception_ptr without_frames();
-
 class PythonBackend : public Backend {
  public:
   explicit PythonBackend(PyObject* ledger) : ledger_(ledger) {}  // it owns this object

@@ -1,4 +1,5 @@
 // The simulator's core, without PyTorch: it runs logs, and storages are stand-ins.
+#include "core_types.h"
 #include "logged.h"
 #include "replay.h"
 
@@ -111,22 +112,18 @@ void set_python_error() {
 
 PyMODINIT_FUNC PyInit__dtrrun_core() {
   using namespace dtrrun;
-  nothing = PyTuple_New(0);
   free_node = delete_version;
   free_operation = delete_operation;
   storages = {[](Storage* one) { Py_INCREF(as_python(one)); }, [](Storage* one) { Py_DECREF(as_python(one)); }};
   storage_object = [](Storage* one) { return Ref::copy(as_python(one)).release(); };
   storage_in = as_storage_of;
   const std::string name = "_dtrrun_core";
-  version_type = make_version_type({"_dtrrun_core.Version", sizeof(StandInVersion), make_version, referent});
   program_has = [](const VersionObject* one) { return has_stand_in(static_cast<const StandInVersion*>(one)); };
-  operation_type = make_operation_type("_dtrrun_core.Operation");
-  policy_type = make_policy_type("_dtrrun_core.Policy");
   PyTypeObject* replay_type = make_replay_type("_dtrrun_core.Replay");
   schedule_type = make_schedule_type("_dtrrun_core.Schedule");
   content_type = make_content_type(name);
   Ref made(PyModule_Create(&module));
-  if (!made || !add_core_types(made.get(), name)) return nullptr;
+  if (!made || !add_core_types(made.get(), name, {sizeof(StandInVersion), make_version, referent})) return nullptr;
   logged_program_type = make_logged_program_type(name);
   for (PyTypeObject* type : {replay_type, schedule_type, content_type, logged_program_type, make_logged_run_type(name)})
     if (type == nullptr || PyModule_AddType(made.get(), type) < 0) return nullptr;

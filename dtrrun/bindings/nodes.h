@@ -309,13 +309,12 @@ inline PyObject* dependents_of_version(PyObject* self, void*) {
 
 // The parts of the type that depend on the kind of storage.
 struct VersionType {
-  const char* name;
   int size;
   newfunc make;          // Version(storage, on_death)
   ternaryfunc referent;  // as a weak reference: the storage, or None
 };
 
-inline PyTypeObject* make_version_type(const VersionType& kind) {
+inline PyTypeObject* make_version_type(const std::string& module, const VersionType& kind) {
   using V = VersionObject;
   constexpr Py_ssize_t NODE = offsetof(V, node);
   static PyMemberDef members[] = {
@@ -391,7 +390,8 @@ inline PyTypeObject* make_version_type(const VersionType& kind) {
       {Py_tp_doc, const_cast<char*>("Version(storage, on_death): a `core.graph.Version`.")},
       {0, nullptr},
   };
-  PyType_Spec spec = {kind.name, kind.size, 0, Py_TPFLAGS_DEFAULT, slots};
+  static std::string name = module + ".Version";
+  PyType_Spec spec = {name.c_str(), kind.size, 0, Py_TPFLAGS_DEFAULT, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
 
@@ -572,7 +572,7 @@ PyObject* get_storages(PyObject* self, void*) {
   return guarded([&] { return (one->held ? as_tuple(one->held.get()->*member) : Ref::copy(nothing)).release(); });
 }
 
-inline PyTypeObject* make_operation_type(const char* name) {
+inline PyTypeObject* make_operation_type(const std::string& module) {
   using O = OperationObject;
   static PyMemberDef members[] = {
       {"secured", T_BOOL, offsetof(O, operation) + offsetof(Operation, secured), 0, nullptr},
@@ -617,7 +617,8 @@ inline PyTypeObject* make_operation_type(const char* name) {
       {Py_tp_doc, const_cast<char*>("A `core.graph.Operation`.")},
       {0, nullptr},
   };
-  PyType_Spec spec = {name, sizeof(O), 0, Py_TPFLAGS_DEFAULT, slots};
+  static std::string name = module + ".Operation";
+  PyType_Spec spec = {name.c_str(), sizeof(O), 0, Py_TPFLAGS_DEFAULT, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
 

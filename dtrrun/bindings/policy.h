@@ -134,7 +134,7 @@ inline Ref nodes_in(const Pool& pool) {
   return list;
 }
 
-inline PyTypeObject* make_policy_type(const char* name) {
+inline PyTypeObject* make_policy_type(const std::string& module) {
   static PyMethodDef methods[] = {
       {"insert", told<&Policy::insert>, METH_O, "See core.backend.Policy, like the others."},
       {"discard", told<&Policy::discard>, METH_O, nullptr},
@@ -219,7 +219,8 @@ inline PyTypeObject* make_policy_type(const char* name) {
       {Py_tp_doc, const_cast<char*>("A `core.backend.Policy`.")},
       {0, nullptr},
   };
-  PyType_Spec spec = {name, sizeof(PolicyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+  static std::string name = module + ".Policy";
+  PyType_Spec spec = {name.c_str(), sizeof(PolicyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
 }
 

@@ -9,16 +9,25 @@
 #include <structmember.h>
 
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace dtrrun {
 
-// Throws the Python error that is set. Defined by each extension, like the next function.
+// -- defined by each extension ------------------------------------------------------------------------------------
+
+// Throws the Python error that is set.
 [[noreturn]] void raise();
 // Sets the exception being handled as the Python error.
 void set_python_error();
+// Returns whether the exception being handled is a Python exception of this class.
+bool is_error_of(PyObject* type);
+// Returns the exception being handled without its Python frames, which keep alive what they refer to.
+std::exception_ptr without_frames();
+
+// -- objects ------------------------------------------------------------------------------------------------------
 
 // An owned reference.
 class Ref {

@@ -24,38 +24,10 @@ class Eviction {
   // Returns whether `nbytes` more fit already.
   bool has_room(int64_t nbytes) const { return fits(nbytes + ledger_.reserved_bytes); }
   // Like `make_room`, but returns whether the bytes fit instead of raising.
-  bool try_room(int64_t nbytes) {
-    ledger_.collect_dead();
-    nbytes += ledger_.reserved_bytes;
-    if (fits(nbytes)) return true;
-    ledger_.backend.look_outside();
-    return fits(nbytes) || evict_to(ledger_.limit - nbytes);
-  }
+  bool try_room(int64_t nbytes);
 
   // Evicts until at most `most` bytes are resident. Returns false if nothing is left to evict.
-  bool evict_to(int64_t most) {
-    int64_t started = now_ns();
-    ledger_.begin_pressure();
-    if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
-    bool done = true;
-    while (ledger_.resident_bytes > most) {
-      if (deallocation_.free_unread_scratch(evictions)) continue;
-      int64_t began = ledger_.backend.begins();
-      VersionRef victim(ledger_.policy->select(ledger_.clock, [&](Node* node) { return may_be_evicted(as_version(node)); }));
-      if (began != 0) ledger_.backend.searched(victim.get(), began);
-      if (victim) {
-        StorageRef storage = ledger_.backend.storage_of(victim.get());  // keeps it alive while its recipe is secured
-        if (recipes_.secure(victim.get())) evict(victim.get(), storage);  // otherwise it is a constant now
-      } else if (ledger_.some_died()) {
-        ledger_.collect_dead();
-      } else if (most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: it would not fit into empty memory
-        done = false;
-        break;
-      }
-    }
-    making_room_ns += now_ns() - started;
-    return done;
-  }
+  bool evict_to(int64_t most);
 
   // Returns whether a version may be evicted, provided that its recipe can be secured.
   bool may_be_evicted(const Version* one) const {
@@ -69,37 +41,13 @@ class Eviction {
   bool goes_over() const { return warn_only && !adapts; }
 
   // Evicts this version, whatever its score. Returns whether that was possible.
-  bool evict_if_possible(Version* one) {
-    StorageRef storage = ledger_.backend.storage_of(one);
-    if (!may_be_evicted(one) || !recipes_.secure(one)) return false;
-    evict(one, storage);
-    return true;
-  }
+  bool evict_if_possible(Version* one);
 
  private:
   bool fits(int64_t nbytes) const { return ledger_.resident_bytes + nbytes <= ledger_.limit; }
 
   // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or empty.
-  void evict(Version* one, const StorageRef& storage) {
-    if (!storage && !one->scratch) return;  // it has died since it was chosen
-    VersionRef kept(one);
-    int64_t began = ledger_.backend.begins();
-    evictions++;
-    evicted_bytes_total += one->nbytes;
-    ledger_.backend.tally_eviction(maker_of(one));
-    if (one->scratch) {
-      ledger_.drop_scratch(one);
-      ledger_.policy->released(one);
-    } else {
-      deallocation_.keep_inputs(one);
-      ledger_.backend.take_fingerprint(one);
-      ledger_.emptied(one);
-      ledger_.backend.empty(storage.get());
-      ledger_.policy->evicted(one);
-    }
-    ledger_.freed(one->nbytes);
-    if (began != 0) ledger_.backend.evicted(one, began);
-  }
+  void evict(Version* one, const StorageRef& storage);
 
   Ledger& ledger_;
   Recipes& recipes_;

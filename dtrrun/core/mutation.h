@@ -25,35 +25,11 @@ class Copies {
   bool keep(Version* constant) { return constant->copy || (wants(constant) && make(constant)); }
 
   // Copies a constant, if there is room.
-  bool make(Version* constant) {
-    StorageRef content = ledger_.memory_of(constant);
-    if (!content || !(eviction_.try_room(constant->nbytes) || eviction_.goes_over())) return false;
-    StorageRef copy = ledger_.backend.copy(content.get());
-    if (!copy) return false;  // the system has no memory for it
-    ledger_.keep_copy(constant, std::move(copy));
-    return true;
-  }
+  bool make(Version* constant);
 
   // Returns whether a constant that is about to change is worth a copy. None is before memory has run short, since its dependents
   // need not be evicted until then.
-  bool wants(const Version* constant) {
-    if (!(ledger_.pressure && constant->used) || constant->copy) return false;
-    if (!constant->constant() || constant->escaped || !constant->resident || ledger_.paused != 0) return false;
-    if (ledger_.age > until_) {
-      ledger_.collect_dead();
-      most_ = largest_copy(ledger_.versions.all(), ledger_.backend);
-      look_counts_for(ledger_.versions.size());
-      chosen_.reset();
-    }
-    if (constant->nbytes > most_) return false;
-    if (!chosen_) {
-      ledger_.collect_dead();
-      Weighed found = weigh(ledger_.versions.all(), ledger_.backend);
-      chosen_ = std::move(found.keys);
-      look_counts_for(found.looked_at);
-    }
-    return chosen_->count(constant->key) != 0;
-  }
+  bool wants(const Version* constant);
 
  private:
   static constexpr int64_t SHORTEST = 64;  // minimum number of operators for which an answer is reused
@@ -91,40 +67,11 @@ class Rescue {
 
   // Rescues all dependents of a constant. Raises the budget error.
   void dependents_of(Version* constant) {
-    if (constant->needed_by) settle_small_results();
-    while (constant->needed_by) {
-      Found found = find(constant);
-      if (settle(constant, found)) return;
-      int64_t nbytes = 0;
-      for (const VersionRef& one : found.evicted) nbytes += one->nbytes;
-      if (ledger_.backend.collect_before_rescue(nbytes)) continue;  // the program may not have them any more
-      {
-        Locked locked(found.evicted);
-        for (const VersionRef& one : found.evicted) {
-          std::vector<VersionRef> target;
-          target.emplace_back(one.get());
-          try {
-            rematerializer_.materialize(target, true);
-          } catch (...) {
-            if (!ledger_.backend.is_loss()) throw;
-          }
-        }
-      }
-      for (const VersionRef& one : found.evicted)
-        if (one->resident) recipes_.make_constant(one.get(), pins::INPUT_MUTATED);
-      // The rescue may have evicted another dependent to make room, so look again.
-    }
+    if (constant->needed_by) rescue(constant);
   }
 
   // Does the same if nothing has to be brought back. Otherwise rescues nothing and returns false.
-  bool resident_dependents_of(Version* constant) {
-    if (!constant->needed_by) return true;
-    settle_small_results();
-    Found found = find(constant);
-    if (!found.evicted.empty()) return false;
-    settle(constant, found);
-    return true;
-  }
+  bool resident_dependents_of(Version* constant);
 
  private:
   // evicted: evicted versions that the program has. released: those that it no longer has. resident: in memory, together with their
@@ -134,51 +81,14 @@ class Rescue {
     std::vector<std::pair<VersionRef, StorageRef>> resident;
   };
 
+  void rescue(Version* constant);
   // Turns small results that the program has and no recipe reads into constants. Otherwise a loss that is held until the next one
   // replaces it would keep in memory what it is recomputed from: the logits, which become constants once the weights change.
-  void settle_small_results() {
-    if (ledger_.age <= settled_until_ || ledger_.budget_bytes < 0 || ledger_.paused != 0) return;
-    ledger_.collect_dead();
-    settled_until_ = ledger_.age + static_cast<int64_t>(ledger_.versions.size());
-    std::vector<VersionRef> small;
-    for (Version* one : ledger_.versions.all())
-      if (one->resident && !one->constant() && one->readers == 0 && one->nbytes <= ledger_.limit >> SMALL_SHIFT)
-        small.emplace_back(one);
-    for (const VersionRef& one : small) recipes_.make_constant(one.get(), pins::INPUT_MUTATED);
-  }
+  void settle_small_results();
   // Finds what depends on a constant. Does not search beyond resident dependents, since what depends on those is safe.
-  Found find(Version* constant) {
-    ledger_.collect_dead();
-    Found found;
-    std::unordered_set<const Version*> seen;
-    std::vector<VersionRef> stack;
-    stack.emplace_back(constant);
-    while (!stack.empty()) {
-      VersionRef one = std::move(stack.back());
-      stack.pop_back();
-      one->each_dependent([&](Version* node) {
-        if (node->constant() || !seen.insert(node).second) return;
-        StorageRef content = node->resident && !node->scratch ? ledger_.memory_of(node) : StorageRef();
-        if (content) {
-          found.resident.emplace_back(VersionRef(node), std::move(content));
-        } else if (!node->resident && ledger_.backend.has(node)) {
-          found.evicted.emplace_back(node);
-        } else {
-          found.released.emplace_back(node);
-          stack.emplace_back(node);
-        }
-      });
-    }
-    return found;
-  }
+  Found find(Version* constant);
   // Turns the resident dependents into constants. Returns whether nothing has to be brought back.
-  bool settle(Version* constant, const Found& found) {
-    for (const auto& [node, content] : found.resident) recipes_.make_constant(node.get(), pins::INPUT_MUTATED);
-    if (!found.evicted.empty()) return false;
-    for (const VersionRef& node : found.released) recipes_.lose(node.get());  // so what is computed from it is no longer replayable
-    constant->needed_by.reset();
-    return true;
-  }
+  bool settle(Version* constant, const Found& found);
 
   static constexpr int SMALL_SHIFT = 10;  // a result is small up to a thousandth of the limit
 
@@ -244,53 +154,21 @@ class Mutation {
   }
 
   // Keeps a resident version in memory from now on.
-  void pin(Version* version, Pin why) {
-    ledger_.backend.changes(Change::PINNED, version, why, false);
-    recipes_.make_constant(version, why);
-    version->pin = why;
-  }
+  void pin(Version* version, Pin why);
 
   // Called when other code can reach the memory from now on: it stays, and nothing is recomputed from it. Raises the budget error.
-  void escape(Version* version, Pin why) {
-    ledger_.backend.changes(Change::ESCAPES, version, why, false);
-    if (!version->escaped || ledger_.backend.trusts(version)) {
-      constant_about_to_change(version, why);
-      version->escaped = true;
-      version->pin = why;
-    }
-    ledger_.backend.give_up(version);
-  }
+  void escape(Version* version, Pin why);
   // Does the same for several resident versions. All are locked meanwhile, since bringing back what was computed from one might
   // otherwise evict another.
-  void escape_together(const std::vector<VersionRef>& versions, Pin why) {
-    Locked locked(versions);
-    for (const VersionRef& one : versions) escape(one.get(), why);
-  }
+  void escape_together(const std::vector<VersionRef>& versions, Pin why);
 
   // Called when code that is not an operator is about to write to the memory. escapes: it may also do so later. Raises the budget
   // error.
-  void written_outside(Version* version, Pin why, bool escapes) {
-    ledger_.backend.changes(Change::WRITTEN_OUTSIDE, version, why, escapes);
-    if (!version->constant() || !copies_.keep(version)) constant_about_to_change(version, why);
-    version->escaped = version->escaped || escapes;  // inherited by later versions
-    if (escapes) ledger_.backend.give_up(version);
-    no_longer_blank(version);
-    if (version->pin == nullptr) version->pin = why;
-    if (version->used) recipes_.supersede(version, nullptr, 0);
-  }
+  void written_outside(Version* version, Pin why, bool escapes);
 
  private:
   // Makes a version a constant and rescues what depends on its content. Raises the budget error if that needs too much room.
-  void constant_about_to_change(Version* version, Pin why) {
-    struct Escaped {
-      Version* version;
-      bool before;
-      ~Escaped() { version->escaped = before; }
-    } meanwhile{version, std::exchange(version->escaped, true)};
-    ledger_.backend.escaped_changes(version);
-    recipes_.make_constant(version, why);
-    rescue_.dependents_of(version);
-  }
+  void constant_about_to_change(Version* version, Pin why);
 
   Ledger& ledger_;
   Recipes& recipes_;

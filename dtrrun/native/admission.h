@@ -33,7 +33,7 @@ class Admission {
       try {
         attempt(call);
         return Times{now_ns() - began, accounted() - before};
-      } catch (const python_error&) {
+      } catch (...) {
         if (!core_.backend->is_budget_error()) throw;
         if (call.reserves && ledger_.any_reserved()) return std::nullopt;
         error = as_error(std::current_exception());

@@ -4,22 +4,15 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
-#include <pybind11/pybind11.h>
 #include <torch/csrc/Export.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 
 #include "python.h"
+#include "python_objects.h"
 #include "pytorch.h"
 
-// From torch/csrc/jit/python/pybind_utils.h, which takes minutes to compile.
-namespace torch::jit {
-TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue value);
-TORCH_PYTHON_API c10::IValue toIValue(pybind11::handle object, const c10::TypePtr& type, std::optional<int32_t> n);
-}  // namespace torch::jit
-
-// From torch/csrc/DynamicTypes.h and torch/csrc/utils/tensor_memoryformats.h, likewise.
+// From torch/csrc/DynamicTypes.h and torch/csrc/utils/tensor_memoryformats.h, which take long to compile.
 struct THPDtype;
 struct THPLayout;
 namespace torch {
@@ -87,7 +80,7 @@ inline bool any_stands_for_number(const IValue& list) {
 
 inline Ref to_python(const IValue& value, Enumeration enumeration) {
   if (enumeration == Enumeration::TENSOR) {
-    if (stands_for_number(value)) return checked(THPVariable_Wrap(value.toTensor()));
+    if (stands_for_number(value)) return object_of(value.toTensor());
     if (value.isList() && any_stands_for_number(value)) {
       auto items = value.toListRef();
       Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
@@ -105,7 +98,7 @@ inline Ref to_python(const IValue& value, Enumeration enumeration) {
       found = torch::utils::getTHPMemoryFormat(static_cast<at::MemoryFormat>(number));
     return Ref::copy(found);
   }
-  return Ref(torch::jit::toPyObject(value).release().ptr());
+  return python_value(value);
 }
 
 // Returns the number of leading arguments that Python gets by position; those after are defaults or keywords.
@@ -150,12 +143,11 @@ std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue
 inline Stack results_from(const c10::FunctionSchema& schema, PyObject* result) {
   const auto& returns = schema.returns();
   if (returns.empty()) return {};
-  if (returns.size() == 1) return {torch::jit::toIValue(result, returns[0].real_type(), std::nullopt)};
+  if (returns.size() == 1) return {ivalue_of(result, returns[0].real_type())};
   Stack results;
   Ref items = checked(PySequence_Fast(result, "dtrrun: an operator with several results returned one"));
   for (size_t place = 0; place < returns.size(); place++)
-    results.push_back(torch::jit::toIValue(PySequence_Fast_GET_ITEM(items.get(), place), returns[place].real_type(),
-                                           std::nullopt));
+    results.push_back(ivalue_of(PySequence_Fast_GET_ITEM(items.get(), place), returns[place].real_type()));
   return results;
 }
 

@@ -4,15 +4,16 @@
 // (`typed_kernels.h`). The code that handles operators does not depend on which.
 #pragma once
 
+#include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
 #include <utility>
 
-#include "arguments.h"
 #include "way_in.h"
 
 namespace dtrrun {
 
+using c10::IValue;
 using Tensors = c10::SmallVector<at::Tensor, 4>;
 
 class Arrival {

@@ -150,29 +150,4 @@ struct SessionCore : Core {
 
 inline SessionBackend& backend_of(Core& core) { return static_cast<SessionBackend&>(*core.backend); }
 
-// -- errors ---------------------------------------------------------------------------------------------------
-
-inline bool is_error_of(PyObject* type) {
-  try {
-    throw;
-  } catch (const python_error& error) {
-    return PyErr_GivenExceptionMatches(error.type, type) != 0;
-  } catch (...) {
-    return false;
-  }
-}
-
-inline std::exception_ptr without_frames() {
-  Ref error = as_error(std::current_exception());
-  try {
-    if (PyException_SetTraceback(error.get(), Py_None) < 0) raise();
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
-    raise();
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
-inline std::unique_ptr<Core> make_core(PyObject* ledger) { return std::make_unique<SessionCore>(ledger); }
-
 }  // namespace dtrrun

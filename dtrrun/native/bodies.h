@@ -11,6 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "arrival.h"
 #include "tensor_versions.h"
 
 namespace dtrrun {

@@ -37,7 +37,7 @@ from .building import (
     python_headers,
     spare,
 )
-from .compiling import FILES, NAME
+from .compiling import FILES, NAME, Recipe
 
 OLDEST = (2, 9)
 """See docs/design/native.md."""
@@ -55,13 +55,14 @@ TAKEN = (
 )
 
 
-def flags() -> list[str]:
-    """Return what the compiler needs besides the source and the result's name. Raises CannotBuild."""
+def recipe(whole: bool = True) -> Recipe:
+    """Return how it is compiled here. whole: in as few units as possible. Raises CannotBuild."""
     python = python_headers()
     root = _torch()
     if not (root / "include" / "torch" / "library.h").exists():
         raise CannotBuild(*NO_TORCH_HEADERS)
-    return compiling.flags(root, python, int(torch._C._GLIBCXX_USE_CXX11_ABI))
+    against = f"{torch.__version__} {torch.version.git_version}"
+    return compiling.native(root, python, int(torch._C._GLIBCXX_USE_CXX11_ABI), whole, against)
 
 
 def _torch() -> Path:
@@ -105,13 +106,13 @@ def find(say: Callable[[str], None]) -> Path:
 def build(say: Callable[[str], None]) -> Path:
     """Return the path of the extension, after building it if need be. Raises CannotBuild."""
     _check_place()
-    return make(built(), FILES, flags, WHAT, ABOUT.format(torch.__version__), say)
+    return make(built(), recipe, WHAT, ABOUT.format(torch.__version__), say)
 
 
 def _check_place() -> None:
     """Raise CannotBuild if there is nothing to build, or if this PyTorch is too old."""
-    if not FILES[0].exists():
-        raise CannotBuild(NO_SOURCES[0].format(FILES[0]), NO_SOURCES[1])
+    if not FILES[0][0].exists():
+        raise CannotBuild(NO_SOURCES[0].format(FILES[0][0]), NO_SOURCES[1])
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
         raise CannotBuild(TOO_OLD[0].format(torch.__version__), TOO_OLD[1].format(*OLDEST))
 
@@ -147,7 +148,7 @@ def outlook() -> dict[str, Any]:
             import_from(NAME, binary)
             return found | {"path": str(binary), "built": True, "shipped": True}
         found["compiler"] = shlex.join(compiler())
-        flags()
+        recipe()
         there = next(folder for folder in target.parents if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             other = spare(target)

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 from . import compiling
+from .compiling import Recipe
 
 TIME_LIMIT_SECONDS = 900.0
 ERRORS = "errors.txt"
@@ -49,6 +50,9 @@ UNWRITABLE = (
     "set XDG_CACHE_HOME to a writable folder",
 )
 UNFINISHED = "unfinished-"
+OBJECTS = "objects"
+KEPT_SECONDS = 14 * 86400.0
+"""For how long an object is kept that is not used."""
 
 
 class CannotBuild(RuntimeError):
@@ -96,22 +100,22 @@ def python_headers() -> str:
 
 def make(
     target: Path,
-    files: Sequence[Path],
-    flags: Callable[[], list[str]],
+    recipe: Callable[[bool], Recipe],
     what: str,
     about: str,
     say: Callable[[str], None],
 ) -> Path:
     """Return `target`, after compiling it if it is not there, or its `spare`. Raises CannotBuild.
 
-    flags: returns what the compiler needs besides files and the result's name. what, about: for messages.
+    recipe: called with whether to compile as a whole. what, about: for messages.
     """
     if found := found_at(target):
         return found
-    command, needed = compiler(), flags()
+    is_kept = compiling.is_checkout()
+    how = compiler(), recipe(not is_kept), is_kept
     text = BUILDING.format(what, about)
     try:
-        return _make(target, files, (command, needed), what, text, say)
+        return _make(target, how, what, text, say)
     except OSError as error:
         unwritable, why = _unwritable(error, target.parent, what), error.strerror
     try:
@@ -123,7 +127,7 @@ def make(
         if not _is_private(other.parents[1]):
             raise unwritable
         text = ELSEWHERE.format(cache_folder(), why, other.parents[1], text)
-        return _make(other, files, (command, needed), what, text, say)
+        return _make(other, how, what, text, say)
     except OSError:
         raise unwritable from None
 
@@ -155,15 +159,14 @@ def _is_private(folder: Path) -> bool:
 
 def _make(
     target: Path,
-    files: Sequence[Path],
-    command: tuple[list[str], list[str]],
+    how: tuple[list[str], Recipe, bool],
     what: str,
     text: str,
     say: Callable[[str], None],
 ) -> Path:
     """Compile `target`, unless another process has done so meanwhile. Raises CannotBuild, OSError.
 
-    command: the compiler and its flags. text: what to say when the compiler starts.
+    how: the compiler, the recipe, and whether objects are kept. text: what to say when the compiler starts.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     began = time.time()
@@ -175,7 +178,7 @@ def _make(
             say(text)
             _remove_unfinished(target.parent)
             try:
-                _compile(command[0], files, command[1], target, say)
+                _compile(*how, target, say)
             finally:
                 with suppress(OSError):
                     _remove_unfinished(target.parent)
@@ -220,15 +223,18 @@ def last_failure(folder: Path, since: float = 0.0) -> str:
 
 
 def _compile(
-    compiler: list[str], files: Sequence[Path], flags: list[str], target: Path, say: Callable[[str], None]
+    compiler: list[str], recipe: Recipe, is_kept: bool, target: Path, say: Callable[[str], None]
 ) -> None:
     handle, unfinished = tempfile.mkstemp(prefix=UNFINISHED, suffix=".so", dir=target.parent)
     os.close(handle)
-    stages = compiling.stages(compiler, files, flags, Path(unfinished))
+    objects = _Objects(target.parents[1] / OBJECTS, compiler, recipe) if is_kept else None
+    stages = recipe.stages(compiler, Path(unfinished), objects.found if objects else {})
     try:
         status, output = output_of(stages, unfinished, say)
     except subprocess.TimeoutExpired:
         _fail(f"{compiler[0]} took more than {TIME_LIMIT_SECONDS:g} seconds", stages, "", target.parent)
+    if objects:
+        objects.keep(recipe.objects(Path(unfinished)))
     made = False
     with suppress(FileNotFoundError):
         made = status == 0 and compiling.seal(Path(unfinished))
@@ -241,8 +247,32 @@ def _compile(
         os.unlink(target.parent / ERRORS)
 
 
+class _Objects:
+    """The objects of a checkout's files, kept from one build to the next, by all that they depend on."""
+
+    def __init__(self, folder: Path, compiler: list[str], recipe: Recipe) -> None:
+        version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+        using = f"{shlex.join(compiler)}\n{version}"
+        self._paths = [folder / compiling.object_name(unit, using) for unit in recipe.units]
+        self.found = {place: path for place, path in enumerate(self._paths) if compiling.digest_of(path)}
+        folder.mkdir(exist_ok=True)
+        for path in self.found.values():
+            os.utime(path)
+        for path in folder.glob("*.o"):
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - KEPT_SECONDS:
+                    path.unlink()
+
+    def keep(self, made: Sequence[Path]) -> None:
+        """Keep what has been compiled, even if something else could not be."""
+        for path, kept in zip(made, self._paths, strict=True):
+            with suppress(FileNotFoundError):
+                if compiling.seal(path):
+                    os.rename(path, kept)
+
+
 _WATCHER = """
-import glob, json, os, signal, subprocess, sys, threading, time
+import concurrent.futures, glob, json, os, signal, subprocess, sys, threading, time
 gone = threading.Event()
 def watch():
     os.read(0, 1)
@@ -255,13 +285,18 @@ def watch():
 signal.signal(signal.SIGTERM, lambda *_: None)
 threading.Thread(target=watch, daemon=True).start()
 status = 0
-for commands in json.loads(sys.argv[2]):
-    streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    children = [subprocess.Popen(command, **streams) for command in commands]
-    printed = [child.communicate()[0] for child in children]
+streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def run(command):
     if gone.is_set():
         time.sleep(60)
-    failed = [(child.returncode, text) for child, text in zip(children, printed) if child.returncode]
+    child = subprocess.Popen(command, **streams)
+    printed = child.communicate()[0]
+    if gone.is_set():
+        time.sleep(60)
+    return child.returncode, printed
+for commands in json.loads(sys.argv[2]):
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        failed = [(code, text) for code, text in pool.map(run, commands) if code]
     if failed:
         status, text = failed[0]
         sys.stdout.buffer.write(text)
@@ -269,12 +304,13 @@ for commands in json.loads(sys.argv[2]):
         break
 os._exit(status if status >= 0 else 128 - status)
 """
-"""Runs the compiler. When the process that waits for it ends, for whatever reason, standard input closes:
-then this ends the compiler with all its processes, and removes what it has written."""
+"""Runs the compiler, for as many units at once as there are cores. When the process that waits for it ends,
+for whatever reason, standard input closes: then this ends the compiler with all its processes, and removes
+what it has written."""
 
 
 def output_of(stages: list[list[list[str]]], unfinished: str, say: Callable[[str], None]) -> tuple[int, str]:
-    """Run what `compiling.stages` returned: return the exit status and what was printed.
+    """Run what `Recipe.stages` returned: return the exit status and what was printed.
 
     unfinished: the target; on interruption it is removed, with the files beside it. Raises OSError,
     TimeoutExpired, CannotBuild.

@@ -9,7 +9,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/Dtype.h>
 
 #include <unordered_map>
 
@@ -203,8 +203,8 @@ struct CompiledKernel {
             all.emplace_back(PyFloat_AsDouble(given[i]));
             break;
           default:
-            if (!THPVariable_Check(given[i])) return PyObject_Vectorcall(one->kernel, given, count, names);
-            all.emplace_back(THPVariable_Unpack(given[i]));
+            if (!is_tensor(given[i])) return PyObject_Vectorcall(one->kernel, given, count, names);
+            all.emplace_back(tensor_of(given[i]));
             if (key == DispatchKey::Undefined)
               key = all.back().toTensor().is_cuda() ? DispatchKey::CUDA : DispatchKey::CPU;
         }
@@ -305,7 +305,7 @@ PyObject* empty_strided(PyObject*, PyObject* args) {
     auto size = numbers(PyTuple_GET_ITEM(args, 0)), stride = numbers(PyTuple_GET_ITEM(args, 1));
     auto dtype = reinterpret_cast<THPDtype*>(PyTuple_GET_ITEM(args, 2))->scalar_type;
     at::AutoDispatchBelowADInplaceOrView guard;
-    return THPVariable_Wrap(at::empty_strided(size, stride, at::TensorOptions(dtype).device(device)));
+    return object_of(at::empty_strided(size, stride, at::TensorOptions(dtype).device(device))).release();
   });
 }
 

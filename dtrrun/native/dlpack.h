@@ -1,9 +1,8 @@
 // DLPack's C exchange API: a table of functions that hand out tensors' memory without Python.
 #pragma once
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include "python.h"
+#include "python_objects.h"
 
 namespace dtrrun {
 
@@ -50,7 +49,7 @@ class Exports {
   // The caller has the GIL. Returns false with a Python error set.
   static bool is_ready(void* object) {
     auto* tensor = static_cast<PyObject*>(object);
-    if (!reach_ || !THPVariable_Check(tensor)) return true;
+    if (!reach_ || !is_tensor(tensor)) return true;
     Ref reach = Ref::copy(reach_.get());
     return static_cast<bool>(Ref(PyObject_CallOneArg(reach.get(), tensor)));
   }

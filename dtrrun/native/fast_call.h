@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "arguments.h"
 #include "arrival.h"
 #include "device.h"
 #include "first_calls.h"

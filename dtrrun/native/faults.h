@@ -36,6 +36,9 @@ struct FaultPassedOn {
   uintptr_t stack = 0;
 };
 
+// Brings an evicted storage back for code that touches it. words: that code's `Words`. Returns false if no session has it.
+bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words);
+
 class Faults {
  public:
   // Brings back the storage of a claim, and returns true once its memory is where its placeholder was. Called with the GIL; may
@@ -205,7 +208,7 @@ class Faults {
       try {
         done = bring_back_ != nullptr && bring_back_(claim, words);
       } catch (...) {
-        torch::translate_exception_to_python(std::current_exception());
+        set_python_error();
       }
       if (!PyErr_Occurred()) break;
       bool again = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);

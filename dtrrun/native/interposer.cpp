@@ -5,22 +5,14 @@
 // the way in is off, so operators that the kernel calls do not arrive.
 #include "python.h"
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <atomic>
 #include <memory>
 
+#include "../bindings/core_types.h"
 #include "compiled_kernels.h"
-#include "device_allocator.h"
-#include "dlpack.h"
-#include "dynamo_guards.h"
-#include "entries.h"
+#include "functions.h"
 #include "interposer.h"
-#include "extension_functions.h"
-#include "faults.h"
-#include "heap.h"
 #include "pytorch.h"
-#include "registrations.h"
 #include "way_in.h"
 
 namespace dtrrun {
@@ -45,14 +37,22 @@ void arrive(Arrival& arrival) {
   arrival.run();
 }
 
-namespace {
-
 bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
   auto session = interposer;
   return session && session->touched(claim, words);
 }
 
+bool is_session_open() { return is_open; }
+
+std::optional<c10::DeviceType> device_type_of_session() {
+  return interposer ? std::optional(interposer->device.type()) : std::nullopt;
+}
+
+std::unique_ptr<Core> make_core(PyObject* ledger) { return std::make_unique<SessionCore>(ledger); }
+
 // -- for Python ------------------------------------------------------------------------------------------
+
+namespace {
 
 PyObject* open_way_in(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
@@ -96,14 +96,14 @@ PyObject* open_session(PyObject*, PyObject* args) {
     overwritten_stand_in = attribute(python, "overwritten").release();
     interposer = std::make_shared<Interposer>(python, handle, classes, device);
     is_open = true;
-    Faults::watch(&bring_back);
+    watch_faults();
     Py_RETURN_NONE;
   });
 }
 
 PyObject* close_session(PyObject*, PyObject*) {
   is_open = false;
-  Faults::unwatch();
+  unwatch_faults();
   interposer.reset();
   Py_RETURN_NONE;
 }
@@ -112,7 +112,7 @@ PyObject* bind(PyObject*, PyObject* index) {
   return guarded([&]() -> PyObject* {
     if (interposer) {
       interposer->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
-      DeviceAllocator::watch(interposer->device.type());
+      watch_device_allocator(interposer->device.type());
     }
     Py_RETURN_NONE;
   });
@@ -125,13 +125,6 @@ PyObject* switch_on(PyObject*, PyObject* on) {
   if (is_on) at::isRecordFunctionEnabled();
   switch_key(is_on);
   Py_RETURN_NONE;
-}
-
-PyObject* hide_from_guards(PyObject*, PyObject* on) {
-  return guarded([&]() -> PyObject* {
-    DynamoGuards::watch(PyObject_IsTrue(on));
-    Py_RETURN_NONE;
-  });
 }
 
 PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(is_switched_on()); }
@@ -246,8 +239,8 @@ PyObject* gradient_arrived(PyObject* otherwise, PyObject* leaf) {
   return guarded([&]() -> PyObject* {
     Stopwatch watch;
     auto session = interposer;
-    if (session && THPVariable_Check(leaf)) {
-      const at::Tensor& gradient = THPVariable_Unpack(leaf).grad();
+    if (session && is_tensor(leaf)) {
+      const at::Tensor& gradient = tensor_of(leaf).grad();
       if (!gradient.defined() || session->pin_gradient(gradient)) return Ref::copy(Py_None).release();
     }
     Stopwatch::Pause pause(watch);
@@ -278,256 +271,11 @@ PyObject* calls(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* { return !interposer ? PyDict_New() : interposer->calls(counter).release(); });
 }
 
-PyObject* living(PyObject*, PyObject*) {
-  return Py_BuildValue("(LL)", static_cast<long long>(living_versions), static_cast<long long>(living_operations));
-}
-
-PyObject* key_of_storage(PyObject*, PyObject* storage) { return PyLong_FromLongLong(key_of(storage)); }
-
-PyObject* storage_of_tensor(PyObject*, PyObject* tensor) {
-  return guarded([&]() -> PyObject* {
-    if (!THPVariable_Check(tensor)) throw c10::TypeError({__func__, __FILE__, 0}, "a tensor is wanted");
-    return object_of(THPVariable_Unpack(tensor).storage()).release();
-  });
-}
-
-PyObject* use_heap(PyObject*, PyObject* on) {
-  if (PyObject_IsTrue(on)) return PyBool_FromLong(Heap::own().install());
-  Heap::own().remove();
-  Py_RETURN_TRUE;
-}
-
-PyObject* cap_heap(PyObject*, PyObject* nbytes) {
-  Heap::own().set_cap(nbytes == Py_None ? SIZE_MAX : as_number(nbytes));
-  Py_RETURN_NONE;
-}
-
-PyObject* heap_figures(PyObject*, PyObject*) {
-  Arena::Figures of = Heap::own().figures();
-  return Py_BuildValue("(nnnn)", of.taken, of.warm, of.cleared, of.returned);
-}
-
-PyObject* heap_most(PyObject*, PyObject*) { return PyLong_FromSize_t(Heap::own().most()); }
-
-PyObject* ask_for_room(PyObject*, PyObject* ask) {
-  Outside::own().listen(ask == Py_None ? nullptr : ask);
-  Py_RETURN_NONE;
-}
-
-PyObject* on_shortage(PyObject*, PyObject* release) {
-  Shortage::own().listen(release == Py_None ? nullptr : release);
-  Py_RETURN_NONE;
-}
-
-PyObject* before_flush(PyObject*, PyObject* avoid) {
-  Shortage::own().listen_before_flush(avoid == Py_None ? nullptr : avoid);
-  Py_RETURN_NONE;
-}
-
-PyObject* follow_blocks(PyObject*, PyObject* args) {
-  int device, devices;
-  if (!PyArg_ParseTuple(args, "ii", &device, &devices)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    if (!interposer || !DeviceAllocator::tells_of_blocks(interposer->device.type())) Py_RETURN_FALSE;
-    DeviceBlocks::own().prepare(device, devices);
-    Py_RETURN_TRUE;
-  });
-}
-
-PyObject* start_blocks(PyObject*, PyObject* snapshot) {
-  return guarded([&]() -> PyObject* {
-    std::vector<std::pair<DeviceBlocks::Segment, std::vector<DeviceBlocks::Block>>> segments;
-    for (PyObject* item : Items(snapshot)) {
-      Py_ssize_t address, nbytes;
-      int small, expandable, ours;
-      PyObject* blocks;
-      if (!PyArg_ParseTuple(item, "nnpppO", &address, &nbytes, &small, &expandable, &ours, &blocks)) return nullptr;
-      DeviceBlocks::Segment segment{static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), small != 0, expandable != 0, ours != 0};
-      segments.emplace_back(segment, std::vector<DeviceBlocks::Block>());
-      for (PyObject* one : Items(blocks)) {
-        Py_ssize_t requested;
-        int free;
-        if (!PyArg_ParseTuple(one, "nnnp", &address, &nbytes, &requested, &free)) return nullptr;
-        segments.back().second.push_back(
-            {static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), static_cast<size_t>(requested), free != 0});
-      }
-    }
-    return PyBool_FromLong(DeviceBlocks::own().start(segments));
-  });
-}
-
-PyObject* leave_blocks(PyObject*, PyObject*) {
-  DeviceBlocks::own().stop();
-  Py_RETURN_NONE;
-}
-
-PyObject* segment_bytes(PyObject*, PyObject*) { return PyLong_FromSize_t(DeviceBlocks::own().reserved_bytes()); }
-
-PyObject* returnable_bytes(PyObject*, PyObject*) { return PyLong_FromSize_t(DeviceBlocks::own().returnable_bytes()); }
-
-PyObject* blocks_serving(PyObject*, PyObject* nbytes) {
-  return guarded([&] {
-    Ref found = checked(PyList_New(0)), segment = checked(PyList_New(0));
-    for (const DeviceBlock& one : DeviceBlocks::own().serving(as_number(nbytes))) {
-      if (one.nbytes == 0) {
-        if (PyList_Append(found.get(), segment.get()) < 0) raise();
-        segment = checked(PyList_New(0));
-      } else {
-        Ref block = checked(Py_BuildValue("(nnO)", one.address, one.nbytes, one.free ? Py_True : Py_False));
-        if (PyList_Append(segment.get(), block.get()) < 0) raise();
-      }
-    }
-    return found.release();
-  });
-}
-
-PyObject* evict_window(PyObject*, PyObject* args) {
-  PyObject *ledger, *segments;
-  long long wanted, at_most;
-  if (!PyArg_ParseTuple(args, "OOLL", &ledger, &segments, &wanted, &at_most)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    BlockList blocks;
-    if (segments == Py_None) {
-      blocks = DeviceBlocks::own().serving(wanted);
-    } else {
-      for (PyObject* segment : Items(segments)) {
-        for (PyObject* one : Items(segment)) {
-          Py_ssize_t address, nbytes;
-          int free;
-          if (!PyArg_ParseTuple(one, "nnp", &address, &nbytes, &free)) return nullptr;
-          blocks.push_back({static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), free != 0});
-        }
-        blocks.push_back({0, 0, false});
-      }
-    }
-    return PyBool_FromLong(evict_window(core_of(ledger), std::move(blocks), wanted, at_most));
-  });
-}
-
-PyObject* outside(PyObject*, PyObject*) { return PyLong_FromSize_t(Outside::own().nbytes()); }
-
-PyObject* met_outside(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    if (!THPStorage_Check(storage)) return PyLong_FromLong(0);
-    THPStorage_assertNotNull(storage);
-    return PyLong_FromSize_t(Outside::own().leave(THPStorage_Unpack(storage).data()));
-  });
-}
-
-PyObject* swap(PyObject*, PyObject* args) {
-  PyObject *one, *other;
-  if (!PyArg_ParseTuple(args, "O!O!", &THPStorageType, &one, &THPStorageType, &other)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    THPStorage_assertNotNull(one);
-    THPStorage_assertNotNull(other);
-    swap_memory(*THPStorage_Unpack(one).unsafeGetStorageImpl(), *THPStorage_Unpack(other).unsafeGetStorageImpl());
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* evict(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    THPStorage_assertNotNull(storage);
-    empty(THPStorage_Unpack(storage).unsafeGetStorageImpl());
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* is_evicted(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    THPStorage_assertNotNull(storage);
-    return PyBool_FromLong(is_empty(THPStorage_Unpack(storage).unsafeGetStorageImpl()));
-  });
-}
-
-PyObject* is_for_shapes_only(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    THPStorage_assertNotNull(storage);
-    return PyBool_FromLong(is_for_shapes(THPStorage_Unpack(storage).unsafeGetStorageImpl()));
-  });
-}
-
 PyObject* settle(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     auto session = interposer;
     return PyBool_FromLong(session && session->settle());
   });
-}
-
-PyObject* watch_faults(PyObject*, PyObject*) {
-  if (is_open) Faults::watch(&bring_back);
-  Py_RETURN_NONE;
-}
-
-PyObject* spoil_evicted(PyObject*, PyObject* on) {
-  spoils_evicted = PyObject_IsTrue(on);
-  Py_RETURN_NONE;
-}
-
-PyObject* faults(PyObject*, PyObject*) { return PyLong_FromLongLong(Faults::count()); }
-
-PyObject* watch_registrations(PyObject*, PyObject* callback) {
-  return guarded([&]() -> PyObject* {
-    Registrations::watch(callback);
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* watch_functions(PyObject*, PyObject* call) {
-  ExtensionFunctions::watch(call);
-  Py_RETURN_NONE;
-}
-
-PyObject* meet_functions(PyObject*, PyObject* functions) {
-  return guarded([&]() -> PyObject* {
-    ExtensionFunctions::meet(checked(PySequence_Fast(functions, "functions must be a sequence")).get());
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* foreign_paths(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
-    Ref paths = checked(PyList_New(0));
-    for (const std::string& path : ForeignCode::own().paths())
-      if (PyList_Append(paths.get(), checked(PyUnicode_DecodeFSDefault(path.c_str())).get()) < 0) raise();
-    return paths.release();
-  });
-}
-
-// A hash of the content of a storage in host memory.
-PyObject* checksum(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    THPStorage_assertNotNull(storage);
-    c10::Storage kept = THPStorage_Unpack(storage);
-    size_t nbytes = kept.nbytes();
-    const auto* from = static_cast<const char*>(kept.data());
-    constexpr size_t LANES = 8, AT_ONCE = LANES * sizeof(uint64_t);
-    constexpr uint64_t ODD = 0x9E3779B97F4A7C15ull;
-    uint64_t lanes[LANES] = {};
-    auto mix = [&](const char* place, size_t count) {
-      uint64_t words[LANES] = {};
-      std::memcpy(words, place, count);
-      for (size_t i = 0; i < LANES; i++) {
-        uint64_t mixed = lanes[i] ^ words[i];
-        lanes[i] = ((mixed << 29) | (mixed >> 35)) * ODD;  // rotated, so that every bit affects more than one
-      }
-    };
-    {
-      WithoutGil released;
-      size_t done = 0;
-      for (; done + AT_ONCE <= nbytes; done += AT_ONCE) mix(from + done, AT_ONCE);
-      mix(from + done, nbytes - done);
-    }
-    uint64_t all = nbytes;
-    for (uint64_t lane : lanes) all = (all ^ lane ^ (all >> 31)) * ODD;
-    return PyLong_FromUnsignedLongLong(all);
-  });
-}
-
-PyObject* guard_exports(PyObject*, PyObject* args) {
-  PyObject *capsule, *reach;
-  if (!PyArg_ParseTuple(args, "OO", &capsule, &reach)) return nullptr;
-  return guarded([&] { return Exports::guard(capsule, reach); });
 }
 
 PyObject* share(PyObject*, PyObject*) {
@@ -593,7 +341,9 @@ PyObject* aside(PyObject*, PyObject* function) {
   });
 }
 
-PyMethodDef methods[] = {
+}  // namespace
+
+PyMethodDef session_functions[] = {
     {"present_state", present_state, METH_VARARGS,
      "present_state(general, on_cpu): the settings that kernels read, as a number that is the same for equal settings.\n"
      "general: leave out those that only some kernels read."},
@@ -622,7 +372,6 @@ PyMethodDef methods[] = {
     {"bind", bind, METH_O, "Note that a session on a GPU has begun to use the device with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},
     {"switch", switch_on, METH_O, "Switch on or off whether this thread's operators arrive."},
-    {"hide_from_guards", hide_from_guards, METH_O, "Hide our key from Dynamo's guards while they are checked, or stop doing so."},
     {"is_on", is_on, METH_NOARGS, "Return whether this thread's operators arrive."},
     {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator being handled in this thread."},
     {"proceed_watched", proceed_watched, METH_VARARGS,
@@ -644,99 +393,43 @@ PyMethodDef methods[] = {
      "Return how often each operator was handled in Python, by name."},
     {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS,
      "Return how often each operator was handled natively, by name."},
-    {"living", living, METH_NOARGS,
-     "Return the numbers of (versions, operations) that exist, which the garbage collector does not know."},
-    {"storage_of", storage_of_tensor, METH_O, "Return a tensor's storage, as an object that PyTorch does not know of."},
-    {"swap", swap, METH_VARARGS, "swap(storage, storage): swap what they hold."},
-    {"evict", evict, METH_O, "Release a storage's memory. `Interposer.touched` is called when code touches it from now on."},
-    {"is_evicted", is_evicted, METH_O, "Return whether a storage is evicted."},
-    {"is_for_shapes", is_for_shapes_only, METH_O, "Return whether a storage has never had memory: it is there for shapes only."},
     {"settle", settle, METH_NOARGS,
      "Move memory that is back to the address that was touched. Returns False if the system has no memory."},
-    {"watch_functions", watch_functions, METH_O,
-     "watch_functions(call): call `call(function, args, kwargs)` instead of functions of extensions that use PyTorch;\n"
-     "None: stop."},
-    {"meet_functions", meet_functions, METH_O, "Watch those of these functions whose code is such an extension's."},
-    {"foreign_paths", foreign_paths, METH_NOARGS, "Return the paths of the libraries that use PyTorch and are not part of it."},
-    {"checksum", checksum, METH_O, "Return a hash of the content of a storage in host memory."},
-    {"watch_faults", watch_faults, METH_NOARGS, "Make sure that our fault handler is still the first."},
-    {"spoil_evicted", spoil_evicted, METH_O, "For tests: overwrite what is evicted, or stop doing so."},
-    {"faults", faults, METH_NOARGS, "Return how often code other than operators has touched an evicted storage in this process."},
-    {"key_of", key_of_storage, METH_O, "Return the key of a storage's versions."},
-    {"use_heap", use_heap, METH_O,
-     "Allocate tensors from our heap, or stop. Returns False if PyTorch has been given another allocator."},
-    {"cap_heap", cap_heap, METH_O, "Limit the bytes that the heap's blocks and free pages may take; None: no limit."},
-    {"heap_figures", heap_figures, METH_NOARGS,
-     "Return the heap's bytes: (of blocks, of free pages, cleared by the system, returned to it)."},
-    {"watch_registrations", watch_registrations, METH_O,
-     "Call a function with the names of the operators that exist, and of those registered later; None: stop."},
-    {"heap_most", heap_most, METH_NOARGS, "Return the most bytes of blocks at once since the last call."},
-    {"ask_for_room", ask_for_room, METH_O,
-     "Call a function with the bytes of each block that is about to be allocated outside of an operator; None: stop."},
-    {"on_shortage", on_shortage, METH_O,
-     "Call a function with the bytes of a block that the system refuses and the number of the attempt; None: stop."},
-    {"before_flush", before_flush, METH_O,
-     "Call a function with the bytes of a request for which a GPU's allocator has no cached block, before it flushes; None: stop."},
-    {"follow_blocks", follow_blocks, METH_VARARGS,
-     "follow_blocks(index, count): let a GPU's allocator tell of its blocks on one of so many devices. Returns False if it\n"
-     "can't. A snapshot must follow."},
-    {"start_blocks", start_blocks, METH_O,
-     "Take over that snapshot, a list of (address, bytes, is small, is expandable, is ours, blocks), each with blocks (address,\n"
-     "bytes, requested bytes, is free). Returns False if the blocks can't be followed."},
-    {"leave_blocks", leave_blocks, METH_NOARGS, "Stop following blocks."},
-    {"segment_bytes", segment_bytes, METH_NOARGS, "Return the bytes of all segments, as far as followed."},
-    {"returnable_bytes", returnable_bytes, METH_NOARGS,
-     "Return the bytes of followed pages that the allocator would return to the driver if it flushed."},
-    {"blocks_serving", blocks_serving, METH_O,
-     "For tests: return the followed segments that can serve a request of that size, lists of (address, bytes, is free)."},
-    {"evict_window", evict_window, METH_VARARGS,
-     "evict_window(ledger, segments, wanted, at_most): evict the cheapest window of neighbouring blocks for `wanted` contiguous\n"
-     "bytes, unless computing them again costs more than `at_most` ns (-1: whatever it costs). segments: lists of (address,\n"
-     "bytes, is free); None: those that are followed. Returns whether that was possible."},
-    {"outside", outside, METH_NOARGS, "Return the bytes of such blocks that no version accounts for."},
-    {"met_outside", met_outside, METH_O,
-     "Note that a version accounts for this storage. Returns the bytes that it had among those."},
-    {"guard_exports", guard_exports, METH_VARARGS,
-     "guard_exports(capsule, reach): let DLPack's table call reach(tensor) before it exports a tensor; None: stop."},
     {"share", share, METH_NOARGS, "Let several threads take turns on the fast path. None may be on it now."},
     {"leave_turn", leave_turn, METH_NOARGS,
      "Leave the fast path, as code of the program is about to run. Returns whether this thread was there without a lock."},
     {"rejoin_turn", rejoin_turn, METH_NOARGS, "Return there, with the lock if others need it. False: call it again."},
     {"relearn", relearn, METH_NOARGS, "Forget what is known about operators."},
-    {"entry", Entries::make, METH_VARARGS,
-     "entry(make, original, hide, skips): return what to call in place of `original`, which calls make(original) such that\n"
-     "the original sees none of our frames. hide: called with the errors that leave it, or None. skips: the caller's frame\n"
-     "is ours."},
     {"is_inside", is_inside, METH_NOARGS, "Return whether another thread is on the fast path."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+namespace {
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, session_functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 }  // namespace dtrrun
 
 PyMODINIT_FUNC PyInit__dtrrun_native() {
   using namespace dtrrun;
-  nothing = PyTuple_New(0);
   storages = {[](Storage* one) { ImplRef::reclaim_copy(as_impl(one)).release(); },
               [](Storage* one) { ImplRef::reclaim(as_impl(one)); }};
   count_nodes();
   storage_object = [](Storage* one) { return object_of(as_torch(StorageRef::copy(one))).release(); };
   storage_in = [](PyObject* object) {
     if (!is_storage(object)) throw c10::TypeError({__func__, __FILE__, 0}, "a storage is wanted");
-    return as_storage(THPStorage_Unpack(object).unsafeGetStorageImpl());
+    return as_storage(storage_of(object).unsafeGetStorageImpl());
   };
   settle_deaths = tell_deaths;
-  version_type = make_version_type({"_dtrrun_native.Version", sizeof(StoredVersion), make_version, call_version});
   program_has = [](const VersionObject* one) { return has_storage(static_cast<const StoredVersion*>(one)); };
-  operation_type = make_operation_type("_dtrrun_native.Operation");
-  policy_type = make_policy_type("_dtrrun_native.Policy");
   observed_call_type = make_observed_call_type();
   CompiledKernel::type = CompiledKernel::make_type();
   Ref made(PyModule_Create(&module));
-  if (!made || !add_core_types(made.get(), "_dtrrun_native")) return nullptr;
-  if (!Entries::add_types() || PyModule_AddType(made.get(), Entries::entry_type) < 0) return nullptr;
+  if (!made || !add_core_types(made.get(), "_dtrrun_native", {sizeof(StoredVersion), make_version, call_version})) return nullptr;
+  for (PyMethodDef* functions : {memory_functions, foreign_functions})
+    if (PyModule_AddFunctions(made.get(), functions) < 0) return nullptr;
+  if (!add_entry_types(made.get())) return nullptr;
   if (observed_call_type == nullptr || CompiledKernel::type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0) return nullptr;
   return made.release();
 }

@@ -236,8 +236,8 @@ inline void Observed::end() noexcept {
   try {
     if (call->state == ObservedCall::ADMITTED) call->by->versions.observers.abandoned(call_.get());
     if (call->state == ObservedCall::RUNNING) call->by->versions.observers.failed(call_.get());
-  } catch (python_error& error) {
-    error.restore();
+  } catch (...) {
+    set_python_error();
     PyErr_WriteUnraisable(nullptr);
   }
   call->by = nullptr;

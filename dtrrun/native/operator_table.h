@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/PyInterpreter.h>
 
 #include <array>
 #include <unordered_map>
@@ -26,7 +25,7 @@ class OperatorTable {
     }
     OperatorInfo& info = *its;
     if (info.func && !info.foreign) return info;
-    Ref func = Ref::copy(torch::detail::getTorchApiFunction(op).ptr());
+    Ref func = function_of(op);
     if (info.func.get() == func.get()) return info;
     // New, or a library of the program's has been removed and its memory reused.
     OperatorInfo found = learned(op, std::move(func));

@@ -1,42 +1,15 @@
-// Python's and PyTorch's errors, and the GIL.
+// Python's errors, and the GIL.
 #pragma once
 
-#include <torch/csrc/Exceptions.h>
+#include <exception>
 
 #include "../bindings/python.h"
 #include "../core/policy/clock.h"
 
 namespace dtrrun {
 
-// Throws the current Python error, for PyTorch to pass on to the program.
-//
-// `python_error::persist` would ask for the error's text, for C++ that catches it. A budget error's advice takes a tenth of a
-// second to work out, and is worked out when the program reads it: C++ gets the text without it.
-[[noreturn]] inline void raise() {
-  python_error error;
-  PyErr_Fetch(&error.type, &error.value, &error.traceback);
-  Ref brief(error.value == nullptr ? nullptr : PyObject_GetAttrString(error.value, "without_advice"));
-  const char* text = brief && PyUnicode_Check(brief.get()) ? PyUnicode_AsUTF8(brief.get()) : nullptr;
-  PyErr_Clear();
-  if (text != nullptr)
-    error.message = text;
-  else
-    error.build_message();
-  throw std::move(error);
-}
-
-// Not HANDLE_TH_ERRORS, which would also show warnings here: they belong to the program's own call.
-inline void set_python_error() { torch::translate_exception_to_python(std::current_exception()); }
-
-// Converts a C++ exception to a Python exception.
-inline Ref as_error(const std::exception_ptr& exception) {
-  torch::translate_exception_to_python(exception);
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  Ref types(type), frames(traceback);
-  return Ref(value);
-}
+// Converts a C++ exception to a Python exception. (python_objects.cpp)
+Ref as_error(const std::exception_ptr& exception);
 
 // Releases the GIL, which this thread has, while in scope.
 class WithoutGil {

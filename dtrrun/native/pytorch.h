@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/Storage.h>
 #include <torch/version.h>
 
 #include <memory>
@@ -84,17 +83,6 @@ PyObject* object_in(const Slot* slot) {
     return slot->load_pyobj();
   } else {  // before 2.10
     return slot->check_pyobj(/*ignore_hermetic_tls=*/true).value_or(nullptr);
-  }
-}
-
-// Makes `object`, whose memory is zeroed, hold a storage.
-template <class Object>
-void fill_object(Object* object, const c10::Storage& storage) {
-  using Held = decltype(object->cdata);
-  if constexpr (std::is_same_v<Held, c10::Storage>) {
-    new (&object->cdata) Held(storage);
-  } else {  // before 2.10, it may also be borrowed
-    new (&object->cdata) Held(Held::owned(c10::Storage(storage)));
   }
 }
 

@@ -38,7 +38,7 @@ class KernelRun {
       try {
         PyObject *operator_ = call.info.operator_.get(), *rng = call.rng.get();
         retried = !device_.is_cpu() && !has_run && can_retry(python_.get(), operator_, rng);
-      } catch (const python_error&) {  // an interrupt
+      } catch (...) {  // an interrupt
         core_.operators.fail(call);
         throw;
       }

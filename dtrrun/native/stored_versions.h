@@ -4,13 +4,12 @@
 // Python object for each storage, which PyTorch could not release without the GIL.
 #pragma once
 
-#include <torch/csrc/Storage.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "../bindings/ledger.h"
 #include "graph.h"
+#include "python_objects.h"
 #include "pytorch.h"
 
 namespace dtrrun {
@@ -56,11 +55,8 @@ inline void tell_deaths() {
 inline Ref object_of(const c10::Storage& storage) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   bool is_known = object_in(impl->pyobj_slot()) != nullptr;
-  if (is_known || !WatchedStorage::can_watch(impl)) return checked(THPStorage_Wrap(storage));
-  auto* type = reinterpret_cast<PyTypeObject*>(THPStorageClass);
-  Ref object = checked(type->tp_alloc(type, 0));
-  fill_object(reinterpret_cast<THPStorage*>(object.get()), storage);
-  return object;
+  if (is_known || !WatchedStorage::can_watch(impl)) return own_object_of(storage);
+  return new_object_of(storage);
 }
 
 // Makes this the storage of a new version. It must be watchable.
@@ -72,12 +68,10 @@ inline void take_storage(StoredVersion* one, c10::StorageImpl* storage) {
 
 // -- for Python ------------------------------------------------------------------------------------------------
 
-inline bool is_storage(PyObject* object) { return PyObject_TypeCheck(object, &THPStorageType); }
-
 // Returns the key of this storage's versions.
 inline int64_t key_of(PyObject* storage) {
   if (!is_storage(storage)) return reinterpret_cast<int64_t>(storage);  // not PyTorch's
-  return reinterpret_cast<int64_t>(THPStorage_Unpack(storage).unsafeGetStorageImpl());
+  return reinterpret_cast<int64_t>(storage_of(storage).unsafeGetStorageImpl());
 }
 
 // Like `core.graph.Version(storage, on_death)`. PyTorch's storages notify the ledger of their deaths; others get a Python weak
@@ -85,7 +79,7 @@ inline int64_t key_of(PyObject* storage) {
 inline VersionRef version_over(PyObject* storage, PyObject* on_death) {
   VersionRef made = new_version<StoredVersion>();
   if (is_storage(storage)) {
-    c10::StorageImpl* impl = THPStorage_Unpack(storage).unsafeGetStorageImpl();
+    c10::StorageImpl* impl = storage_of(storage).unsafeGetStorageImpl();
     if (WatchedStorage::can_watch(impl)) {
       take_storage(as_stored(made.get()), impl);
       return made;

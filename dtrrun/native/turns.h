@@ -71,7 +71,7 @@ class Turn {
       try {
         waited_ns += lock_.acquire();
         return;
-      } catch (const python_error&) {  // the operator has run, and its results must be entered first
+      } catch (...) {  // the operator has run, and its results must be entered first
         interrupt_ = std::current_exception();
       }
     }

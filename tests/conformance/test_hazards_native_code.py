@@ -29,7 +29,9 @@ SOURCE = Path(__file__).with_name("native_library.cpp")
 def library(tmp_path_factory):
     """Return the path of the compiled library."""
     path = tmp_path_factory.mktemp("library") / "operators.so"
-    command = [*building.compiler(), str(SOURCE), "-o", str(path), *build.flags()]
+    recipe = build.recipe()
+    flags = *recipe.units[0].flags, *recipe.linking
+    command = [*building.compiler(), str(SOURCE), "-o", str(path), *flags]
     subprocess.run([argument.replace("-O2", "-O0") for argument in command], check=True)
     return path
 

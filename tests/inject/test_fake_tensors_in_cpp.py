@@ -71,7 +71,9 @@ def built(tmp_path_factory):
     ):
         pytest.skip("this PyTorch has no fake tensors in C++ yet")
     folder = tmp_path_factory.mktemp("fake_mode")
-    command = [*building.compiler(), str(SOURCE), "-o", str(folder / "fake_mode.so"), *build.flags()]
+    recipe = build.recipe()
+    flags = *recipe.units[0].flags, *recipe.linking
+    command = [*building.compiler(), str(SOURCE), "-o", str(folder / "fake_mode.so"), *flags]
     subprocess.run([argument.replace("-O2", "-O0") for argument in command], check=True)
     return folder
 

@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ OVERLAP = "pieces of {file} overlap: {one!r} and {other!r}"
 class NativeMutant(NamedTuple):
     row: str  # the part of the native code
     name: str  # what goes wrong
-    file: str  # in dtrrun/native, or the path in dtrrun
+    file: str  # in dtrrun/native, or the path in dtrrun; a header stands for its source, too
     code: str  # a text that occurs once, with the piece to replace between « and »
     instead: str
     tests: str  # see `mutant.paths_of`; empty: no test is known to notice
@@ -103,8 +103,20 @@ def mutated(file: str, source: str, mutants: dict[int, NativeMutant]) -> str:
     return source
 
 
+def placed(mutant: NativeMutant) -> NativeMutant:
+    """Return a mutant with the file in which its piece is: the one named, or the source of that header."""
+    folder = PACKAGE if "/" in mutant.file else compiling.HERE
+    source = mutant.file.removesuffix(".h") + ".cpp"
+    if source != mutant.file and (folder / source).exists():
+        with suppress(ValueError):
+            place_of(mutant, (folder / source).read_text())
+            return mutant._replace(file=source)
+    return mutant
+
+
 def sources(mutants: list[NativeMutant]) -> dict[str, str]:
     """Return the native sources with all mutants, numbered from 1. Raises ValueError."""
+    mutants = [placed(mutant) for mutant in mutants]
     numbered = dict(enumerate(mutants, 1))
     made = {SWITCHES: SWITCH}
     for folder in SOURCES:
@@ -131,19 +143,24 @@ def library(mutants: list[NativeMutant]) -> Path:
         for name, text in made.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        _build(folder, compiling.FILES, build.flags(), f"{compiling.NAME}.so")
-        core_flags = compiling.core_flags(building.python_headers())
-        _build(folder, compiling.CORE_FILES, core_flags, f"{compiling.CORE_NAME}.so")
+        _build(folder, build.recipe(), f"{compiling.NAME}.so")
+        _build(folder, compiling.core(building.python_headers(), whole=True), f"{compiling.CORE_NAME}.so")
     return folder
 
 
-def _build(folder: Path, files: Sequence[Path], flags: list[str], target: str) -> None:
+def _build(folder: Path, recipe: compiling.Recipe, target: str) -> None:
     if (folder / target).exists():
         return
-    files = [folder / file.relative_to(PACKAGE) for file in files]
-    flags = [*flags, f"-include{folder / SWITCHES}", "-O1"]  # builds in half the time
+    switches = folder / SWITCHES
+    units = tuple(
+        compiling.Unit(
+            (switches, *(folder / file.relative_to(PACKAGE) for file in unit.files)),
+            (*unit.flags, "-O1"),  # builds in half the time
+        )
+        for unit in recipe.units
+    )
     unfinished = folder / "unfinished.so"
-    stages = compiling.stages(building.compiler(), files, flags, unfinished)
+    stages = compiling.Recipe(units, recipe.linking).stages(building.compiler(), unfinished)
     status, output = building.output_of(stages, str(unfinished), lambda text: None)
     if status:
         raise building.CannotBuild(f"the mutants do not compile: {output[:3000]}", "mend their table")

@@ -26,6 +26,7 @@ from dtrrun.settings import RuntimeSettings
 
 UNWRITABLE = "the native fast path cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
 CODE = b"what the compiler makes"
+IS_CHECKOUT = compiling.is_checkout
 CALLS = len(compiling.FILES) + 1
 """Compiler calls for one extension."""
 
@@ -37,6 +38,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.delitem(sys.modules, build.NAME, raising=False)  # another test may have loaded it
+    monkeypatch.setattr(compiling, "is_checkout", lambda: False)
     build._loaded.cache_clear()
     yield tmp_path / "cache" / "dtrrun" / "native"
     build._loaded.cache_clear()
@@ -54,7 +56,8 @@ class Compiler:
     def does(self, first, then='cp "$0/../made.so" "$2"'):
         then = then.replace("$0/..", str(self.path.parent))
         self.path.write_text(
-            f'#!/bin/sh\nPATH=/usr/bin:/bin\necho "$@" >> {self.log}\n'
+            f'#!/bin/sh\nPATH=/usr/bin:/bin\nall="$*"\necho "$@" >> {self.log}\n'
+            f'[ "$1" = --version ] && exit\n'
             f'while [ "$1" != -o ]; do shift; done\n{first}\n{then}\n'
         )
         self.path.chmod(0o755)
@@ -96,8 +99,9 @@ def test_it_is_built_once(cxx, cache):
     assert said == [f"building the native fast path for PyTorch {torch.__version__} (once, about a minute)"]
     assert build.build(said.append) == path
     assert (len(said), len(cxx.calls), left(cache)) == (1, CALLS, ["_dtrrun_native.so"])
-    for file in compiling.FILES:
-        (call,) = [call for call in cxx.calls if str(file) in call]
+    for files in compiling.FILES:
+        (call,) = [call for call in cxx.calls if str(files[-1]) in call]
+        assert all(str(file) in call for file in files)
         assert "-std=c++20" in call
 
 
@@ -459,6 +463,69 @@ def test_the_key(monkeypatch, tmp_path):
     compiling.sources.cache_clear()
 
 
+class Checkout:
+    """Sources of an extension that someone works on, in place of dtrrun's."""
+
+    def __init__(self, folder, monkeypatch):
+        self.native = folder / "dtrrun" / "native"
+        (folder / ".git").mkdir(parents=True)
+        self.write("compiling.py", "")
+        self.write("one.cpp", '#include "common.h"\n#include <vector>\n')
+        self.write("two.cpp", '#include "own.h"\n')
+        self.write("common.h", "")
+        self.write("own.h", '#include "common.h"\n')
+        files = tuple((self.native / name,) for name in ("one.cpp", "two.cpp"))
+        monkeypatch.setattr(compiling, "HERE", self.native)
+        monkeypatch.setattr(compiling, "FILES", files)
+        monkeypatch.setattr(compiling, "is_checkout", IS_CHECKOUT)
+
+    def write(self, name, text):
+        self.native.mkdir(parents=True, exist_ok=True)
+        (self.native / name).write_text(text)
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    yield Checkout(tmp_path / "checkout", monkeypatch)
+    compiling.sources.cache_clear()
+
+
+def test_in_a_checkout_only_what_includes_a_change_is_compiled_again(cxx, checkout):
+    def compiled():
+        cxx.log.unlink(missing_ok=True)
+        compiling.sources.cache_clear()
+        build.build(silent)
+        return {Path(word).stem for call in cxx.calls for word in call.split() if word.endswith(".cpp")}
+
+    assert compiled() == {"one", "two"}
+    assert (len(cxx.calls), compiled()) == (4, set())  # one asks for the compiler's version, one links
+    for name, again in (("own.h", {"two"}), ("common.h", {"one", "two"}), ("one.cpp", {"one"})):
+        before = (checkout.native / name).read_text()
+        checkout.write(name, f"{before}// changed\n")
+        assert compiled() == again
+        checkout.write(name, before)
+        build.built().unlink()
+        assert compiled() == set()
+
+
+def test_in_a_checkout_what_has_been_compiled_is_kept_where_something_else_cannot_be(cxx, checkout):
+    cxx.does("", 'case "$*" in *two.cpp*) exit 1;; esac; cp "$0/../made.so" "$2"'.replace("$*", "$all"))
+    with pytest.raises(building.CannotBuild):
+        build.build(silent)
+    cxx.does("")
+    cxx.log.unlink()
+    build.build(silent)
+    assert not any("one.cpp" in call for call in cxx.calls)
+
+
+def test_an_object_depends_on_the_compiler_its_flags_and_pytorch(checkout):
+    unit = compiling.Unit((checkout.native / "one.cpp",), ("-O2",), "2.13")
+    others = unit._replace(flags=("-O1",)), unit._replace(against="2.14")
+    names = {compiling.object_name(unit, "g++ 12"), compiling.object_name(unit, "g++ 13")}
+    names |= {compiling.object_name(other, "g++ 12") for other in others}
+    assert len(names) == 4
+
+
 def test_environments_with_the_same_pytorch_share_a_key(monkeypatch):
     first = build.key()
     monkeypatch.setattr(torch, "__file__", "/elsewhere/torch/__init__.py")
@@ -737,7 +804,7 @@ def test_ctrl_c_ends_a_trial(wheel, tmp_path):
 
 
 def test_dtrrun_in_an_archive(monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "FILES", [tmp_path / "dtrrun.zip" / "native" / "interposer.cpp"])
+    monkeypatch.setattr(build, "FILES", [[tmp_path / "dtrrun.zip" / "native" / "interposer.cpp"]])
     assert why_not().endswith("interposer.cpp is not there; install dtrrun in a folder, not in an archive")
     assert build.outlook()["path"] is None
 

@@ -1,8 +1,7 @@
 // Chooses which storage to evict: a heuristic, the pool of what can be evicted, and the search in it.
 #pragma once
 
-#include "components.h"
-#include "heap_search.h"
+#include "search.h"
 
 namespace dtrrun {
 
@@ -72,34 +71,11 @@ class Policy {
   // Returns the resident node with the least score, or null if there is none. `evictable` is called with the node that is about
   // to be chosen, which is passed over if it returns false; it may discard nodes. The chosen node stays in the pool until its
   // eviction is reported.
-  KeptNode select(int64_t now, const Evictable& evictable) {
-    int64_t started = now_ns(), scoring = scoring_ns();
-    KeptNode chosen;
-    try {
-      neighbourhood_->settle();
-      search_->look_ahead();
-      chosen = search_->choose(now, evictable);
-    } catch (...) {  // the nodes under consideration must not be lost
-      pool_.make_all_due();
-      throw;
-    }
-    search_ns_ += now_ns() - started - (scoring_ns() - scoring);
-    return chosen;
-  }
+  KeptNode select(int64_t now, const Evictable& evictable);
 
  private:
-  std::unique_ptr<Neighbourhood> make_neighbourhood() {
-    if (heuristic_.neighbours == Neighbours::EQCLASS) return std::make_unique<Components>(pool_);
-    if (heuristic_.neighbours == Neighbours::NONE) return std::make_unique<Neighbourhood>(pool_);
-    bool ancestors_only = heuristic_.neighbours == Neighbours::ANCESTORS;
-    return std::make_unique<ExactNeighbourhood>(pool_, ancestors_only, heuristic_.foresight > 0);
-  }
-  std::unique_ptr<Search> make_search(Options options) {
-    if (options.scan || options.sample || options.ignore_small != 0 || heuristic_.function)
-      return std::make_unique<Scan>(pool_, *neighbourhood_, foresight_, heuristic_, options.ignore_small,
-                                    std::move(options.sample));
-    return std::make_unique<HeapSearch>(pool_, *neighbourhood_, foresight_, heuristic_);
-  }
+  std::unique_ptr<Neighbourhood> make_neighbourhood();
+  std::unique_ptr<Search> make_search(Options options);
 
   const Heuristic heuristic_;
   Pool pool_;
