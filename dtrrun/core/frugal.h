@@ -71,6 +71,7 @@ class FrugalRun {
 
  private:
   static constexpr int MOST_TURNS = 6;  // plans for the inputs of one operation; each may evict what the previous one made
+  static constexpr int MOST_REFUSALS = 16;  // more is unlocked after each
   static constexpr size_t MOST_REPEATS = 8;  // limit on operations in all: this many times the size of the first plan,
   static constexpr size_t FEW = 300;         // plus this many: it could take exponential time
 
@@ -96,7 +97,8 @@ class FrugalRun {
     std::vector<VersionRef> targets;  // of the last step of all
     std::vector<WeakVersion> made;
     std::pair<int64_t, int64_t> order = UNORDERED;
-    int turns = 0;  // number of plans so far for inputs that were missing
+    int turns = 0;     // number of plans so far for inputs that were missing
+    int refusals = 0;  // how often it has found no room so far
 
     template <class Function>
     void each_input(const Function& function) const {
@@ -159,7 +161,12 @@ class FrugalRun {
       if (left_ == 0) return false;
       left_--;
       make_room(step);
-      if (!run(wanted.get(), maker)) return false;
+      try {
+        if (!run(wanted.get(), maker)) return false;
+      } catch (...) {
+        if (!ledger_.backend.is_budget_error() || ledger_.backend.is_loss() || !give_up_more(step)) throw;
+        return true;  // again; what it was to write to may have to be made first
+      }
       deallocation_.came_back(maker);
     }
     done(step);
@@ -292,13 +299,24 @@ class FrugalRun {
 
   // -- memory --
 
+  int64_t needs(const Step& step) const { return recomputer_.needs(step.maker.get(), /*without_workspace=*/false); }
   // Makes room for a step whose inputs are in memory, if that is possible. Otherwise its run reports what does not fit.
   void make_room(const Step& step) {
-    int64_t need = recomputer_.needs(step.maker.get());
+    int64_t need = needs(step);
     while (!eviction_.try_room(need)) {
       int64_t excess = ledger_.resident_bytes + ledger_.reserved_bytes + need - ledger_.limit;
       if (!give_up(excess, step)) return;
     }
+  }
+  // Unlocks more after a step has found no room: a device's allocator may have enough free memory, but not in one piece. Returns
+  // false if nothing is left.
+  bool give_up_more(Step& step) {
+    if (step.refusals > MOST_REFUSALS) return false;
+    int64_t need = std::max<int64_t>(needs(step), 1);
+    if (step.refusals < MOST_REFUSALS && give_up(need << step.refusals++, step)) return true;
+    step.refusals = MOST_REFUSALS + 1;
+    eviction_.evict_to(0);  // then all but its inputs is free
+    return true;
   }
   // Unlocks versions that take this many bytes: those that are cheap for their size and needed last. Returns false if there is
   // nothing to unlock. Inputs that a waiting step already holds go last if it has been planned for repeatedly: otherwise they could

@@ -12,8 +12,8 @@ class Recomputer {
 
   int64_t rematerializations = 0, rematerialized_bytes = 0;
 
-  // Returns the bytes that running an operation needs, given that its inputs are locked and it runs without a workspace.
-  int64_t needs(const Recorded* maker) const { return needs(maker, uses_of(maker), true); }
+  // Returns the bytes that running an operation needs, given that its inputs are locked.
+  int64_t needs(const Recorded* maker, bool without_workspace) const { return needs(maker, uses_of(maker), without_workspace); }
 
   // Runs an operation whose inputs are locked, for a version that it makes. Returns false if an input has gone. Raises the budget
   // error.

@@ -2,7 +2,8 @@
 //
 // If a request fails although enough bytes are free in total, more free bytes elsewhere do not help: they must be contiguous (as in
 // Coop and MegEngine). So of all windows of neighbouring blocks that are free or can be evicted, and are large enough, the one is
-// evicted whose blocks have the least sum of cost over staleness (h_DTR times the size).
+// evicted whose blocks have the least sum of scores times sizes. Neighbours in memory are often computed from one another: by their
+// own costs alone, window after window would be evicted until a rematerialization has to compute hundreds of operations at once.
 //
 // The allocator calls trace trackers with each block that it hands out or gets back, and with what it maps and unmaps, while it is
 // locked (`attachAllocatorTraceTracker`, which NCCL's process groups use as well). So a snapshot, which takes milliseconds, is
@@ -290,24 +291,57 @@ class DeviceBlocks {
   size_t reserved_ = 0;  // of all streams and pools
 };
 
+// Returns whether computing these versions again costs at most so many ns if they were all evicted now, with the evicted ones that
+// they need.
+inline bool is_cheap(const std::vector<VersionRef>& versions, int64_t at_most) {
+  ska::flat_hash_set<const Version*> seen;
+  std::vector<const Version*> pending;
+  for (const VersionRef& one : versions) {
+    seen.insert(one.get());
+    pending.push_back(one.get());
+  }
+  int64_t cost = 0;
+  while (!pending.empty() && cost <= at_most) {
+    const Version* one = pending.back();
+    pending.pop_back();
+    cost += one->cost;
+    for (const Node* read : one->inputs()) {
+      const Version* source = as_version(read);
+      if (!source->resident && !source->constant() && seen.insert(source).second) pending.push_back(source);
+    }
+  }
+  return cost <= at_most;
+}
+
+// Returns the address of a version's memory, or 0.
+inline uintptr_t address_of(const Ledger& ledger, const Version* one) {
+  const StoredVersion* stored = as_stored(one);
+  if (!one->scratch && !one->superseded && stored->watch == nullptr)  // of thousands: faster than to hold each
+    return is_alive(stored->storage) ? reinterpret_cast<uintptr_t>(stored->storage->data()) : 0;
+  StorageRef storage = ledger.memory_of(one);
+  return storage ? reinterpret_cast<uintptr_t>(as_impl(storage)->data()) : 0;
+}
+
 // Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if computing them again
 // costs more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
 inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t at_most) {
   Ledger& ledger = core.ledger;
-  ska::flat_hash_map<uintptr_t, Version*> evictable;
-  evictable.reserve(ledger.versions.size());
+  ledger.begin_pressure();
+  std::vector<std::pair<uintptr_t, Version*>> evictable;  // by address
   auto add = [&](Version* one) {
     if (!one->resident || one->constant() || one->locks != 0) return;
-    if (StorageRef storage = ledger.memory_of(one)) evictable[reinterpret_cast<uintptr_t>(as_impl(storage)->data())] = one;
+    if (uintptr_t address = address_of(ledger, one)) evictable.emplace_back(address, one);
   };
   for (Version* one = ledger.versions.first(); one != nullptr; one = one->after) add(one);
   for (const VersionRef& one : ledger.scratch.all()) add(one.get());
+  std::sort(evictable.begin(), evictable.end());
   for (DeviceBlock& block : blocks) {
     if (block.free || block.nbytes == 0) continue;
-    auto found = evictable.find(block.address);
-    if (found == evictable.end()) continue;
+    std::pair<uintptr_t, Version*> wanted_here{block.address, nullptr};
+    auto found = std::lower_bound(evictable.begin(), evictable.end(), wanted_here);
+    if (found == evictable.end() || found->first != block.address) continue;
     block.evictable = found->second;
-    block.price = divided(found->second->cost, 1, std::max<int64_t>(ledger.clock - found->second->last_access, 1));
+    block.price = ledger.policy->price(found->second, ledger.clock);
   }
   size_t first = 0, begin = 0, end = 0;
   int64_t nbytes = 0;
@@ -333,15 +367,9 @@ inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t a
     }
   }
   std::vector<VersionRef> window;
-  int64_t cost = 0;
-  for (size_t place = begin; place < end; place++) {
-    Version* one = blocks[place].evictable;
-    if (one == nullptr) continue;
-    cost += one->cost;
-    window.emplace_back(one);
-  }
-  if (window.empty() || (at_most >= 0 && cost > at_most)) return false;
-  ledger.begin_pressure();
+  for (size_t place = begin; place < end; place++)
+    if (Version* one = blocks[place].evictable) window.emplace_back(one);
+  if (window.empty() || (at_most >= 0 && !is_cheap(window, at_most))) return false;
   for (const VersionRef& one : window)
     if (!core.eviction.evict_if_possible(one.get())) return false;
   return true;

@@ -76,6 +76,25 @@ def test_a_replay_without_room_for_the_workspace_is_an_error(monkeypatch, capsys
     assert "too little memory for its workspace" not in capsys.readouterr().err
 
 
+def test_what_is_needed_later_goes_for_the_workspace_of_a_replay(monkeypatch):
+    """It is locked in the plan, so the allocator finds nothing to evict in the middle of the replay."""
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        gpu.library[CONVOLUTION] = 8 * MIB
+        session.dtr.rematerializer.frugal_runs = 1  # it does not try other ways first
+        x = image()
+        made = [convolved(x * n) for n in range(8)]  # 1 MiB each; with any three of them, there is no room
+        pooled = [torch.nn.functional.avg_pool2d(one, 4) for one in made]
+        target = torch.cat(pooled)
+        expected = target.sum().item()
+        del made, pooled
+        session.dtr.eviction.make_room(session.ledger.limit, "everything")
+        ran = len(gpu.ran)
+        assert target.sum().item() == expected
+        assert gpu.ran[ran:].count(CONVOLUTION) > 8
+        assert session.dtr.rematerializer.frugal_runs == 2
+        assert gpu.did_without == []
+
+
 def test_a_workspace_for_which_others_are_evicted_is_learned_whole(monkeypatch):
     """The allocator's peak does not show it, since memory is returned in the middle of the call."""
     with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):

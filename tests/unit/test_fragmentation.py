@@ -21,9 +21,9 @@ def address(block):
 class Blocks:
     """Segments of blocks: free ones, ones that must stay, and tensors that can be evicted."""
 
-    def __init__(self, session, count=8):
+    def __init__(self, session, count=8, size=100):
         self.session = session
-        x = torch.ones(100)
+        x = torch.ones(size)
         self.tensors = [x.repeat(n).exp() for n in range(1, count + 1)]  # of different costs and ages
 
     def version(self, tensor):
@@ -56,7 +56,7 @@ class Blocks:
 
 @pytest.fixture
 def blocks():
-    with dtrrun.budget("1GB", device="cpu", cost="model") as session:
+    with dtrrun.budget("1GB", device="cpu", cost="model", heuristic="h_dtr_local") as session:
         yield Blocks(session)
 
 
@@ -77,9 +77,29 @@ def test_what_free_blocks_make_unnecessary_stays(blocks):
 
 
 def test_a_window_that_costs_too_much_stays(blocks):
-    cost = blocks.version(blocks.tensors[3]).cost
+    version = blocks.version(blocks.tensors[3])
+    [repeated] = version.operation.inputs  # which has been released
+    cost = version.cost + repeated.cost
     assert blocks.evict(2, [(2, blocks.tensors[3])], at_most=cost - 1) == (False, [])
     assert blocks.evict(2, [(2, blocks.tensors[3])], at_most=cost) == (True, [3])
+
+
+def test_what_needs_much_that_is_evicted_is_dear():
+    """Else, the neighbours of a window that has been evicted would be the next."""
+    with dtrrun.budget("1GB", device="cpu", cost="model", heuristic="h_dtr") as session:
+        blocks = Blocks(session, count=1, size=1000)
+        kept = [blocks.tensors[0]]
+        for _ in range(4):
+            kept.append(kept[-1].exp())
+        blocks.tensors = [*kept, torch.ones(1000).repeat(2).sin()]
+        torch.ones(100_000).exp()  # both are about as stale
+        *chain, last, other = blocks.tensors
+        assert blocks.price(last) < blocks.price(other)
+        assert blocks.evict(8, [(2, one) for one in chain]) == (True, [0, 1, 2, 3])
+        each = blocks.version(last).cost
+        either = [(2, last), (2, FIXED), (2, other)]
+        assert blocks.evict(2, [(2, last)], at_most=4 * each) == (False, [0, 1, 2, 3])
+        assert blocks.evict(2, either) == (True, [0, 1, 2, 3, 5])
 
 
 def test_as_good_as_trying_all_windows(blocks):

@@ -67,6 +67,11 @@ class Policy {
     Item* item = pool_.find(node);
     return item == nullptr ? node->cost : neighbourhood_->projected_cost(node, node->pool_id, *item);
   }
+  // Returns a node's score times its bytes: what is lost if it is evicted for the bytes of others.
+  double price(Node* node, int64_t now) {
+    int64_t since = std::max<int64_t>(now - node->last_access, 1);
+    return heuristic_.function ? divided(node->cost, 1, since) : heuristic_.score(projected_cost(node), 1, since);
+  }
 
   // Returns the resident node with the least score, or null if there is none. `evictable` is called with the node that is about
   // to be chosen, which is passed over if it returns false; it may discard nodes. The chosen node stays in the pool until its

@@ -30,6 +30,7 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
 
 ATTEMPTS = 3  # after the first
+ROUNDS = 4  # of evictions, until the pages that they leave free are enough
 
 DID_WITHOUT = (
     "a GPU library got too little memory for its workspace and may have used another algorithm: results may "
@@ -179,6 +180,7 @@ class Retry:
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked, lacking = requested(str(error)), missing(str(error))
+                again = self._runs_again and isinstance(error, torch.OutOfMemoryError)
                 went_on = WENT_ON in str(error)
             # The error has been released, and with it whatever its traceback kept alive.
             if went_on:
@@ -186,6 +188,8 @@ class Retry:
                 break
             if asked > wanted + wanted // 100:  # by more than rounding
                 wanted = asked + asked // 100
+            if again:
+                break
             if attempt < ATTEMPTS:
                 self._release(attempt, wanted, asked)
             elif attempt > ATTEMPTS or not self._dtr.eviction.refresh():
@@ -239,12 +243,21 @@ class Retry:
         ledger, cap = self._ledger, self.accounts.cap
         if ledger.budget_bytes is None or cap is None or not self.gpu.is_current():
             return None
-        if not ledger.evicting or attempt >= ATTEMPTS or nbytes > cap:
+        most = ATTEMPTS - 1 if self._runs_again else ATTEMPTS
+        if not ledger.evicting or attempt >= most or nbytes > cap:
             return None if self.lifted else False
         self.refusals += 1
         self.observers.survived()
         self._release(attempt, nbytes, nbytes)
         return True
+
+    @property
+    def _runs_again(self) -> bool:
+        """Whether an operator that gets an error is run again once less is locked (`core/rematerialize.h`).
+
+        Everything else would be evicted in vain where what is locked leaves no room.
+        """
+        return bool(self._dtr.eviction.replaying) and not self._dtr.eviction.warn_only
 
     def before_flush(self, nbytes: int) -> None:
         """Evict neighbours for a request for which the allocator has no cached block, and may not map one.
@@ -260,22 +273,33 @@ class Retry:
         growth, reserved = growth_for(nbytes), self.gpu.reserved(self.native)
         if reserved + growth <= cap:
             return  # it maps more
-        started = now_ns()
+        started, evictions = now_ns(), self._dtr.eviction.evictions
         with self._slow_path.lock, (guard := below()), guard:
             self._ledger.collect_dead()
-            if self._makes_room(nbytes, reserved, growth, cap):
-                self.avoided += 1
+            self._make_room(nbytes, reserved, growth, cap)
+        self.avoided += self._dtr.eviction.evictions > evictions
         if not self._dtr.eviction.replaying:
             self.avoiding_ns += now_ns() - started
 
-    def _makes_room(self, nbytes: int, reserved: int, growth: int, cap: int) -> bool:
-        """Evict for a request that counts `growth` bytes against the cap, unless a flush is far cheaper."""
+    def _make_room(self, nbytes: int, reserved: int, growth: int, cap: int) -> None:
+        """Evict for a request that counts `growth` bytes against the cap, unless a flush is far cheaper.
+
+        If more has to be evicted for a flush to do, that costs little: what is cheapest, wherever it is.
+        """
         if self._evict_window(nbytes, REST * flush_ns(0, growth)):  # cheaper than any flush
-            return True
+            return
         returnable = self.gpu.returnable(self.native)
-        if reserved - returnable + growth <= cap:
-            return self._evict_window(nbytes, REST * flush_ns(returnable, growth))
-        return self._evict_window(nbytes) or self._dtr.eviction.release(nbytes)
+        lacking = reserved - returnable + growth - cap
+        if self._evict_window(nbytes, REST * flush_ns(returnable + max(lacking, 0), growth)) or lacking <= 0:
+            return
+        for _ in range(ROUNDS):
+            if not self._dtr.eviction.release(lacking):
+                break
+            lacking = reserved - self.gpu.returnable(self.native) + growth - cap
+            if lacking <= 0:
+                return
+        if not self._evict_window(nbytes):
+            self._dtr.eviction.release(nbytes)
 
     def did_without(self) -> None:
         """Note that a library has done without memory, as it may from now on in this process."""
@@ -313,7 +337,7 @@ class Retry:
         self.retries += 1
 
     def _let_go(self, attempt: int, wanted: int, asked: int) -> None:
-        """Evict more at each attempt: one contiguous block, twice the bytes anywhere, then everything."""
+        """Evict more at each attempt: a contiguous block, or its bytes; a dear one, or twice its bytes; all."""
         ledger = self._ledger
         ledger.collect_dead()
         if not ledger.evicting:
@@ -321,7 +345,8 @@ class Retry:
             return  # eviction is disabled
         with (guard := below()), guard:
             small = 0 < asked <= SMALL_UNIT
-            if attempt == 0 and self._evict_window(SMALL_UNIT // 2 if small else wanted):
+            block = SMALL_UNIT // 2 if small else wanted
+            if attempt <= 1 and self._evict_window(block, -1 if attempt else REST * flush_ns(0, wanted)):
                 return
             if self.accounts.cap is not None:
                 allocated = self.gpu.statistics().allocated
@@ -339,7 +364,7 @@ class Retry:
             self.gpu.empty_cache()
 
     def _evict_window(self, wanted: int, at_most_ns: int = -1) -> bool:
-        """Evict adjacent blocks with the least sum of cost over staleness (h_DTR times size).
+        """Evict adjacent blocks of which the heuristic says that least is lost (`native/device_blocks.h`).
 
         at_most_ns: leave them if recomputing them costs more. Returns whether that was possible.
         """
