@@ -313,15 +313,6 @@ inline bool is_cheap(const std::vector<VersionRef>& versions, int64_t at_most) {
   return cost <= at_most;
 }
 
-// Returns the address of a version's memory, or 0.
-inline uintptr_t address_of(const Ledger& ledger, const Version* one) {
-  const StoredVersion* stored = as_stored(one);
-  if (!one->scratch && !one->superseded && stored->watch == nullptr)  // of thousands: faster than to hold each
-    return is_alive(stored->storage) ? reinterpret_cast<uintptr_t>(stored->storage->data()) : 0;
-  StorageRef storage = ledger.memory_of(one);
-  return storage ? reinterpret_cast<uintptr_t>(as_impl(storage)->data()) : 0;
-}
-
 // Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if computing them again
 // costs more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
 inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t at_most) {
@@ -330,10 +321,15 @@ inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t a
   std::vector<std::pair<uintptr_t, Version*>> evictable;  // by address
   auto add = [&](Version* one) {
     if (!one->resident || one->constant() || one->locks != 0) return;
-    if (uintptr_t address = address_of(ledger, one)) evictable.emplace_back(address, one);
+    StorageRef storage = ledger.memory_of(one);
+    if (storage) evictable.emplace_back(reinterpret_cast<uintptr_t>(as_impl(storage)->data()), one);
   };
-  for (Version* one = ledger.versions.first(); one != nullptr; one = one->after) add(one);
-  for (const VersionRef& one : ledger.scratch.all()) add(one.get());
+  if (wanted > static_cast<int64_t>(DeviceBlocks::SMALL)) {
+    ledger.policy->pool().each([&](int64_t, const Item& item) { add(as_version(item.node.get())); });
+  } else {  // the pool lacks the smallest
+    for (Version* one = ledger.versions.first(); one != nullptr; one = one->after) add(one);
+    for (const VersionRef& one : ledger.scratch.all()) add(one.get());
+  }
   std::sort(evictable.begin(), evictable.end());
   for (DeviceBlock& block : blocks) {
     if (block.free || block.nbytes == 0) continue;
