@@ -337,7 +337,7 @@ class Retry:
         self.retries += 1
 
     def _let_go(self, attempt: int, wanted: int, asked: int) -> None:
-        """Evict more at each attempt: a contiguous block, or its bytes; a dear one, or twice its bytes; all."""
+        """Evict more at each attempt: a block, or its bytes anywhere; a dear one, or twice its bytes; all."""
         ledger = self._ledger
         ledger.collect_dead()
         if not ledger.evicting:
