@@ -170,6 +170,7 @@ check: $(INSTALLED) docs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tests.warnings
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench

@@ -100,8 +100,8 @@ struct LoggedInstruction {
   size_t place = 0;     // in `LoggedProgram::operators`
   int64_t number = 0, nbytes = 0;  // of a storage
   int64_t plain_cost = 0;          // ns
-  Ref facts;            // of a constant or an event
-  Ref text;             // of an event
+  Ref facts{};          // of a constant or an event
+  Ref text{};           // of an event
 };
 
 // -- reading facts ----------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Registrations {
   };
 
   static void begin() {  // never ends
-    static auto& handle = *new c10::RegistrationHandleRAII(
+    [[maybe_unused]] static auto& handle = *new c10::RegistrationHandleRAII(
         c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   }
 

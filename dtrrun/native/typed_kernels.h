@@ -55,7 +55,8 @@ class Returning : public Arrival {
   template <class... Ones>
   static std::tuple<Ones...> unboxed(Stack&& results, std::tuple<Ones...>*) {
     size_t place = 0;
-    return {std::move(results.at(place++)).template to<Ones>()...};  // evaluated in order because of the braces
+    auto next = [&]() -> c10::IValue&& { return std::move(results.at(place++)); };
+    return {next().template to<Ones>()...};  // evaluated in order because of the braces
   }
 };
 // For operators that work in place: returns the first argument, whatever the kernel returns.

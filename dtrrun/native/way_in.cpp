@@ -55,7 +55,7 @@ class Covers {
  public:
   static void install() {
     auto& dispatcher = c10::Dispatcher::singleton();
-    static auto& fallback = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(KEY, kernel(), OURS));
+    [[maybe_unused]] static auto& fallback = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(KEY, kernel(), OURS));
     Registrations::note_changes(&follow_in_python);
     std::lock_guard<std::mutex> guard(mutex_);
     Unwarned unwarned;
