@@ -143,7 +143,7 @@ smoke: $(INSTALLED)
 	@printf '%s\n' docs/examples/*.py | xargs -P2 -n1 sh -c '$(SMOKE)'
 
 # The native extension, and Python's objects, under AddressSanitizer and UndefinedBehaviorSanitizer: without the latter's checks
-# of pointers, with which the build takes longer than its limit (native/building.py). Null ones crash in any case.
+# of pointers, with which the build takes longer than its limit (extensions/building.py). Null ones crash in any case.
 UNCHECKED := vptr,null,alignment,object-size,return,nonnull-attribute,returns-nonnull-attribute
 SANITIZED := CXX='g++ -fsanitize=address,undefined -fno-sanitize=$(UNCHECKED) -g1' XDG_CACHE_HOME=$(CURDIR)/build/sanitized
 PRELOAD := $(foreach name,libasan.so libubsan.so libstdc++.so.6,$(shell g++ -print-file-name=$(name) 2>/dev/null))

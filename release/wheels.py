@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dtrrun.native import building, compiling  # noqa: E402
+from dtrrun.extensions import building, compiling  # noqa: E402
 
 KEPT = ROOT / "build" / "binaries"
 NEEDED = ("torch/include/", "torch/version.py", *(f"torch/lib/lib{name}.so" for name in compiling.LIBRARIES))
@@ -104,7 +104,7 @@ def built_here() -> dict[str, Path]:
     """Return the binary for this environment's PyTorch, by version, building it if necessary."""
     import torch
 
-    from dtrrun.native import build
+    from dtrrun.extensions import build
 
     version = torch.__version__.partition("+")[0]
     target = KEPT / compiling.binary_name(version, torch.version.git_version)
@@ -143,9 +143,9 @@ def make_wheel(binaries: Sequence[Path], to: Path) -> Path:
             shutil.copytree(ROOT / part, source / part, symlinks=True, ignore=ignore)
         for path in (*(ROOT / part for part in FILES), Path(__file__).with_name("setup.py")):
             shutil.copy(path, source)
-        (source / "dtrrun" / "native" / compiling.BINARIES).mkdir()
+        (source / "dtrrun" / "extensions" / compiling.BINARIES).mkdir()
         for binary in binaries:
-            shutil.copy(binary, source / "dtrrun" / "native" / compiling.BINARIES)
+            shutil.copy(binary, source / "dtrrun" / "extensions" / compiling.BINARIES)
         run(*PIP, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source)
         (made,) = folder.glob("*.whl")
         torch = [f"--exclude=lib{name}.so" for name in compiling.LIBRARIES]

@@ -12,8 +12,8 @@ import pytest
 # threads that it does not have.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from dtrrun.extensions import build
 from dtrrun.monitor.gpus import choose
-from dtrrun.native import build
 
 # Background jobs of a shell, and nohup, start with these ignored, and every test process would inherit it.
 USUAL = {

@@ -17,8 +17,8 @@ from typing import Any
 from dtrrun.core.backend import Policy
 from dtrrun.core.graph import Graph, Operation, Signature, Version
 from dtrrun.core.heuristics import make_heuristic
-from dtrrun.native import building, compiling
-from dtrrun.native.building import CannotBuild
+from dtrrun.extensions import building, compiling
+from dtrrun.extensions.building import CannotBuild
 
 WHAT, ABOUT = "the simulator's core", "(once, some ten seconds)"
 

@@ -1,7 +1,7 @@
 """Tries a binary of the native extension: does a small network train to the same bits inside a budget?
 
-Run in a child of the process that would load the binary (`native/shipped.py`). Prints "works" if it does. Its
-arguments: the binary, and the parent's `sys.path` as JSON.
+Run in a child of the process that would load the binary (`extensions/shipped.py`). Prints "works" if it does.
+Its arguments: the binary, and the parent's `sys.path` as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(binary: str, path: str) -> None:
 
     from dtrrun import runtime
     from dtrrun.boot import dynamo
-    from dtrrun.native import building, compiling
+    from dtrrun.extensions import building, compiling
 
     dynamo.put_off()
     torch.set_num_threads(1)

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         discard(1)  # rich, which prints the help, exits with 1 if its reader has closed the pipe
         status = 0
     except Exception as error:
-        from dtrrun.native.building import CannotBuild  # imported here, since it takes some ms
+        from dtrrun.extensions.building import CannotBuild  # imported here, since it takes some ms
 
         if isinstance(error, CannotBuild):  # of the simulator's core
             say(f"error: {error}")

@@ -13,7 +13,7 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 PROBE = PACKAGE / "runtime" / "probe.py"
-NATIVE = PACKAGE / "native"
+EXTENSIONS = PACKAGE / "extensions"
 MARK = "dtrrun-probe:"
 SECONDS = 120.0
 """For importing torch and creating a context, on a slow disk."""
@@ -29,7 +29,7 @@ def probed(python: str, device: str, seconds: float = SECONDS) -> Iterator[dict[
         # As text: dtrrun may not be installed there, and an additional folder on its path could shadow
         # modules.
         child = subprocess.Popen(
-            [python, "-c", PROBE.read_text(), device, str(NATIVE)],
+            [python, "-c", PROBE.read_text(), device, str(EXTENSIONS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

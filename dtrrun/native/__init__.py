@@ -1,4 +1,1 @@
-"""The fast path of operators in C++, from a wheel or built where it is used.
-
-`build` finds or compiles it, and imports it. `interposer.cpp` says how operators reach it.
-"""
+"""The fast path of operators in C++. `interposer.cpp` says how they reach it, `extensions` compiles it."""

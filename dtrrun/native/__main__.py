@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 try:
-    from dtrrun.native import build, building
+    from dtrrun.extensions import build, building
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

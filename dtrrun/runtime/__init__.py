@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtrrun.core.foreign import LostError
-from dtrrun.native.building import CannotBuild
+from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.session import Session
 from dtrrun.settings import RuntimeSettings

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dtrrun.native.build import KEY
+from dtrrun.extensions.build import KEY
 from dtrrun.runtime.operators import AUTOCAST
 
 _C: Any = torch._C

@@ -2,7 +2,7 @@
 
 The target's interpreter, which may lack dtrrun, runs this file's text.
 
-Its arguments are a device and the folder of dtrrun's `native`. Writes one line of JSON. On a GPU it then
+Its arguments are a device and the folder of dtrrun's `extensions`. Writes one line of JSON. On a GPU it then
 holds a context and some memory until its standard input is closed, so that the launcher can ask the driver
 how much memory it reports for this process.
 """
@@ -17,14 +17,14 @@ from typing import Any
 
 MARK = "dtrrun-probe:"
 HELD_BYTES = 32 << 20
-NATIVE = "_dtrrun_probed_native"
-"""The name of dtrrun's package `native` here: an installed one may be another version's."""
+EXTENSIONS = "_dtrrun_probed_extensions"
+"""The name of dtrrun's package `extensions` here: an installed one may be another version's."""
 
 
 def facts(device: str, package: str) -> dict[str, Any]:
     """Return versions and settings; `error` if torch cannot be used, `device_error` if the device cannot.
 
-    package: the folder of dtrrun's `native`.
+    package: the folder of dtrrun's `extensions`.
     """
     found: dict[str, Any] = {
         "pid": os.getpid(),
@@ -57,12 +57,12 @@ def native(torch: Any, package: str) -> dict[str, Any]:
     found |= {"built": False, "shipped": False}
     try:
         init = os.path.join(package, "__init__.py")
-        spec = importlib.util.spec_from_file_location(NATIVE, init, submodule_search_locations=[package])
+        spec = importlib.util.spec_from_file_location(EXTENSIONS, init, submodule_search_locations=[package])
         assert spec is not None
         assert spec.loader is not None
-        sys.modules[NATIVE] = module = importlib.util.module_from_spec(spec)
+        sys.modules[EXTENSIONS] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        build = importlib.import_module(f"{NATIVE}.build")
+        build = importlib.import_module(f"{EXTENSIONS}.build")
         found |= build.outlook()
         try:
             build.check_key()

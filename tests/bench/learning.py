@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from dtrrun.native import building
+from dtrrun.extensions import building
 from tests.bench.runs import PATIENCE, ROOT, environment, finished
 from tests.bench.section import Section
 from tests.logs.make import SMALL

@@ -18,7 +18,7 @@ import torch
 from programs import bits, chain, check, check_stress, in_memory
 
 import dtrrun
-from dtrrun.native import build, building
+from dtrrun.extensions import build, building
 
 pytestmark = pytest.mark.usefixtures("extension")
 

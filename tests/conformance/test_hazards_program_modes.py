@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_map_only
 
 import dtrrun
-from dtrrun.native import build
+from dtrrun.extensions import build
 from dtrrun.runtime.guards import without_our_key
 
 _C = torch._C

@@ -15,7 +15,7 @@ import dtrrun
 from dtrrun import bindings
 from dtrrun.bindings import graph_of, make_policy
 from dtrrun.core.graph import Operation, Signature, Version
-from dtrrun.native import build
+from dtrrun.extensions import build
 from dtrrun.runtime import session as session_module
 from tests import walks_model
 

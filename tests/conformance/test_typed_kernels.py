@@ -8,7 +8,7 @@ import torch
 from programs import assert_same, plain, run_inside
 
 import dtrrun
-from dtrrun.native import build
+from dtrrun.extensions import build
 
 pytestmark = pytest.mark.usefixtures("extension")
 

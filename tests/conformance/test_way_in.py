@@ -8,14 +8,14 @@ import torch
 from programs import chain, check_stress
 from torch.nn import functional as F
 
-from dtrrun.native import build
-from dtrrun.native.building import CannotBuild
+from dtrrun.extensions import build
+from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.dispatch import arrivals
 
 TABLES = """
 import torch
 import dtrrun
-from dtrrun.native.build import KEY
+from dtrrun.extensions.build import KEY
 
 SELECT = "BackendSelect"
 WHERE = "CPU", "CUDA", "Meta"

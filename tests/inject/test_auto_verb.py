@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dtrrun.native import building
+from dtrrun.extensions import building
 
 SCRIPT = """
 import time, torch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build, building
+from dtrrun.extensions import build, building
 
 SOURCE = Path(__file__).with_name("fake_mode.cpp")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build
+from dtrrun.extensions import build
 
 pytestmark = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < build.OLDEST, reason="too old a PyTorch"
@@ -70,7 +70,7 @@ def test_without_a_compiler_no_block_begins(plain, program, bare):
     program("own.py", "import dtrrun\nwith dtrrun.budget('1GB'):\n    print('inside')\n")
     ended = plain(sys.executable, "own.py", env=bare)
     assert (ended.status, ended.out) == (1, "")
-    assert ended.err.splitlines()[-1] == f"dtrrun.native.building.CannotBuild: {NO_COMPILER}"
+    assert ended.err.splitlines()[-1] == f"dtrrun.extensions.building.CannotBuild: {NO_COMPILER}"
 
 
 def test_a_script_with_a_block_of_its_own_is_told_to_choose(dtrrun, program):

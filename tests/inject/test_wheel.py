@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from dtrrun.cli.main import VERBS
-from dtrrun.native import compiling
+from dtrrun.extensions import compiling
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """\
@@ -105,8 +105,8 @@ def test_what_a_full_wheel_adds(wheel, full):
     with zipfile.ZipFile(full) as opened:
         core, binary = sorted({name for name in opened.namelist() if not name.endswith("/")} - names)
         assert "Root-Is-Purelib: false" in opened.read("dtrrun-0.1.0.dist-info/WHEEL").decode()
-    assert core == f"dtrrun/native/binaries/{compiling.core_binary_name()}"
-    assert binary.startswith(f"dtrrun/native/binaries/torch-{torch.__version__.partition('+')[0]}-")
+    assert core == f"dtrrun/extensions/binaries/{compiling.core_binary_name()}"
+    assert binary.startswith(f"dtrrun/extensions/binaries/torch-{torch.__version__.partition('+')[0]}-")
     assert binary.endswith(f"-{sysconfig.get_config_var('SOABI')}-{compiling.sources()}.so")
     version = "cp{}{}".format(*sys.version_info)
     machine = sysconfig.get_platform().rpartition("-")[2]

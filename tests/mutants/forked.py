@@ -25,7 +25,7 @@ import schemata
 from mutant import MUTANTS
 from native import NATIVE
 
-from dtrrun.native import building, compiling
+from dtrrun.extensions import building, compiling
 
 ROOT = Path(__file__).parents[2]
 FEW = {"PROGRAMS": "25", "PROGRAMS_SHRINK": "no", "DECISIONS": "15"}

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dtrrun.native import build, building, compiling
+from dtrrun.extensions import build, building, compiling
 
-PACKAGE = compiling.HERE.parent
-SOURCES = (compiling.HERE, compiling.BINDINGS, compiling.CORE)
+PACKAGE = compiling.PACKAGE
+SOURCES = (compiling.NATIVE, compiling.BINDINGS, compiling.CORE)
 BUILDS = Path(__file__).parents[2] / "build" / "mutants"
 VARIABLE = "DTRRUN_MUTANT"
 SWITCH = f"""
@@ -105,7 +105,7 @@ def mutated(file: str, source: str, mutants: dict[int, NativeMutant]) -> str:
 
 def placed(mutant: NativeMutant) -> NativeMutant:
     """Return a mutant with the file in which its piece is: the one named, or the source of that header."""
-    folder = PACKAGE if "/" in mutant.file else compiling.HERE
+    folder = PACKAGE if "/" in mutant.file else compiling.NATIVE
     source = mutant.file.removesuffix(".h") + ".cpp"
     if source != mutant.file and (folder / source).exists():
         with suppress(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtrrun.native import build
+from dtrrun.extensions import build
 from dtrrun.runtime.operators import reads_backends
 
 SETTINGS = {

@@ -1,4 +1,4 @@
-"""dtrrun.native: the native extension's cache, the binary in a wheel, and everything that can go wrong.
+"""dtrrun.extensions: the native extension's cache, the binary in a wheel, and everything that can go wrong.
 
 Nothing is compiled.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtrrun.native import build, building, compiling, shipped
+from dtrrun.extensions import build, building, compiling, shipped
 from dtrrun.runtime.dispatch.native import load  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
 
@@ -405,9 +405,9 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_pa
         f'printf half > "$2"; sleep 60 & echo $! > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/worker',
         "wait",
     )
-    code = "import sys; from dtrrun.native import build; build.build(print)"
+    code = "import sys; from dtrrun.extensions import build; build.build(print)"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=compiling.HERE.parents[1], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code], cwd=compiling.PACKAGE.parent, stderr=subprocess.DEVNULL
     )
     while not (tmp_path / "worker").exists():
         assert process.poll() is None
@@ -448,10 +448,11 @@ def test_the_key(monkeypatch, tmp_path):
         with monkeypatch.context() as changed:
             changed.setattr(module, name, value)
             found.add(build.key())
-    for path in compiling.HERE.glob("*"):
-        if path.suffix in (".cpp", ".h", ".py"):
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(compiling, "HERE", tmp_path)
+    for folder in ("HERE", "NATIVE"):
+        for path in getattr(compiling, folder).glob("*"):
+            if path.suffix in (".cpp", ".h", ".py"):
+                (tmp_path / path.name).write_bytes(path.read_bytes())
+        monkeypatch.setattr(compiling, folder, tmp_path)
     compiling.sources.cache_clear()
     assert build.key() == first
     for name in ("interposer.cpp", "python.h", "compiling.py"):
@@ -475,7 +476,8 @@ class Checkout:
         self.write("common.h", "")
         self.write("own.h", '#include "common.h"\n')
         files = tuple((self.native / name,) for name in ("one.cpp", "two.cpp"))
-        monkeypatch.setattr(compiling, "HERE", self.native)
+        for name, place in (("PACKAGE", self.native.parent), ("HERE", self.native), ("NATIVE", self.native)):
+            monkeypatch.setattr(compiling, name, place)
         monkeypatch.setattr(compiling, "FILES", files)
         monkeypatch.setattr(compiling, "is_checkout", IS_CHECKOUT)
 
@@ -613,7 +615,8 @@ class Wheel:
             (folder / "native").mkdir(exist_ok=True)
             (folder / "native" / name).write_text("")
         (folder / "native" / "binaries").mkdir()
-        monkeypatch.setattr(compiling, "HERE", folder / "native")
+        for name in ("HERE", "NATIVE"):
+            monkeypatch.setattr(compiling, name, folder / "native")
         compiling.sources.cache_clear()
         self.path = self.add("2.13.0", torch.version.git_version)
         self.trial = folder / "trial.py"

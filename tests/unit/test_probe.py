@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dtrrun.extensions import build
 from dtrrun.launch import torch_probe
 from dtrrun.launch.torch_probe import probed
 from dtrrun.monitor.namespaces import is_running
-from dtrrun.native import build
 from dtrrun.runtime import probe
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.native.building import CannotBuild
+from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime import guards
 
 CHANGED = (

@@ -8,7 +8,7 @@ from types import ModuleType
 from dtrrun import bindings
 from dtrrun.core.backend import Policy
 from dtrrun.core.heuristics import AUTO, FIRST
-from dtrrun.native import build
+from dtrrun.extensions import build
 from dtrrun.runtime import guards
 from dtrrun.runtime.dispatch import arrivals
 from dtrrun.runtime.patches import registry

@@ -18,7 +18,7 @@ import torch
 
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
 from dtrrun.core.ledger import COPIED, INPUT_LOST, INPUT_MUTATED, Ledger
-from dtrrun.native.building import CannotBuild
+from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.observe.rehearsal import LIMIT, Rehearsal
 from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer

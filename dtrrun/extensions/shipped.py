@@ -23,7 +23,7 @@ import torch
 
 from . import compiling
 
-TRIAL = compiling.HERE.parent / "boot" / "trial.py"
+TRIAL = compiling.PACKAGE / "boot" / "trial.py"
 WORKS = "works"
 """What a successful trial prints last, and what is then kept. A program that ignores SIGCHLD gets no exit
 status, and a power cut may leave an empty file."""

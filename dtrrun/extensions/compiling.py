@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-BINDINGS, CORE = HERE.parent / "bindings", HERE.parent / "core"
+PACKAGE = HERE.parent
+NATIVE, BINDINGS, CORE = PACKAGE / "native", PACKAGE / "bindings", PACKAGE / "core"
 NAME, CORE_NAME = "_dtrrun_native", "_dtrrun_core"
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """PyTorch's: a process that has imported it has loaded them."""
@@ -33,8 +34,8 @@ LIBRARY = (
 )
 """The core, which both extensions contain."""
 FILES = (
-    (*(HERE / f"{name}.cpp" for name in ("interposer", "memory_functions", "foreign_functions")), *LIBRARY),
-    (HERE / "python_objects.cpp", HERE / "way_in.cpp"),
+    (*(NATIVE / f"{name}.cpp" for name in ("interposer", "memory_functions", "foreign_functions")), *LIBRARY),
+    (NATIVE / "python_objects.cpp", NATIVE / "way_in.cpp"),
 )
 """The native extension's, in the units in which they are compiled as a whole."""
 CORE_FILES = ((BINDINGS / "core.cpp", *LIBRARY),)
@@ -136,7 +137,7 @@ def _units(units: Sequence[tuple[Path, ...]], whole: bool) -> Sequence[tuple[Pat
 
 def is_checkout() -> bool:
     """Return whether these are sources that someone works on."""
-    return (HERE.parents[1] / ".git").exists()
+    return (PACKAGE.parent / ".git").exists()
 
 
 def object_name(unit: Unit, compiler: str) -> str:
@@ -147,7 +148,7 @@ def object_name(unit: Unit, compiler: str) -> str:
     digest = hashlib.sha256(repr((compiler, unit.flags, unit.against)).encode())
     for path in sorted({path for file in unit.files for path in included(file)}):
         digest.update(
-            path.relative_to(HERE.parent.resolve()).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+            path.relative_to(PACKAGE.resolve()).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
         )
     return f"{unit.files[-1].stem}-{digest.hexdigest()[:24]}.o"
 
@@ -169,7 +170,7 @@ def included(file: Path) -> set[Path]:
 @cache
 def sources() -> str:
     """Return a digest of the native extension's C++ sources and of how they are compiled."""
-    return _digest_of([*sorted(HERE.glob("*.cpp")), *sorted(HERE.glob("*.h")), *_core_sources()])
+    return _digest_of([*sorted(NATIVE.glob("*.cpp")), *sorted(NATIVE.glob("*.h")), *_core_sources()])
 
 
 @cache
