@@ -1,4 +1,4 @@
-"""Compiles the C++ with all of the compiler's warnings, as errors, and makes nothing: python -m tests.warnings.
+"""Compiles the C++ with all of the compiler's warnings, as errors: python -m tests.warnings.
 
 A user's compiler may be newer and warn of more, so dtrrun itself is compiled without warnings. PyTorch's and
 Python's headers are system headers, which have none.
@@ -9,12 +9,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from os import sched_getaffinity
 
-from dtrrun.native import build, building, compiling
+from dtrrun.extensions import build, building, compiling
 
 WARNINGS = (
     *("-Wall", "-Wextra", "-Werror", "-fsyntax-only"),
-    # Nodes are embedded in Python objects (bindings/nodes.h), and found from one another. g++ and clang++ support
-    # that for classes with base classes, too; for other compilers it would not be certain.
+    # Nodes are embedded in Python objects (bindings/nodes.h). g++ and clang++ know the place of a node there
+    # even though its class has a base class.
     "-Wno-invalid-offsetof",
 )
 

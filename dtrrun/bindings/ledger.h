@@ -314,9 +314,9 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          long long call, nbytes;
          if (!PyArg_ParseTuple(args, "LL", &call, &nbytes)) return nullptr;
          return done([&] { core_of(self).ledger.reserve(call, PyThread_get_thread_ident(), nbytes); });
-       }, METH_VARARGS, "reserve(call, nbytes): for an operator in progress in this thread, by the id of its call."},
+       }, METH_VARARGS, "reserve(call, nbytes): reserve room for an operator in progress in this thread, by the id of its call."},
       {"give_back", [](PyObject* self, PyObject* call) { return PyBool_FromLong(core_of(self).ledger.give_back(as_number(call))); },
-       METH_O, "give_back(call): what it has reserved. Returns whether there was something."},
+       METH_O, "give_back(call): give back what a call has reserved. Returns whether it had reserved anything."},
       {"others_reserve", [](PyObject* self, PyObject*) {
          return PyBool_FromLong(core_of(self).ledger.any_reserved_by_others(PyThread_get_thread_ident()));
        }, METH_NOARGS, "Return whether operators of other threads are in progress."},

@@ -1,8 +1,7 @@
 // Python objects from C++: owned references, and the slots of Python classes.
 //
-// The parts of dtrrun/core that are not native keep their counters in classes with `__slots__`. A slot is a pointer at a
-// fixed offset in the object, which the class's member descriptor gives. So C++ reads and writes the same objects as
-// Python does, and nothing is duplicated.
+// The runtime's Python classes have `__slots__` for what C++ reads at each operator. A slot is a pointer at a fixed offset in
+// the object, which the class's member descriptor gives.
 #pragma once
 
 #include <Python.h>

@@ -32,7 +32,7 @@ struct ReplayObject {
 
 inline Replay& replay_of(PyObject* self) { return *reinterpret_cast<ReplayObject*>(self)->replay; }
 
-// Converts a number from Python. It must be that of something that exists; otherwise the caller is at fault.
+// Converts the number of a storage or an operator from Python. Raises out_of_range if it can't be one.
 inline Replay::Number as_place(PyObject* object) {
   int64_t found = as_number(object);
   if (found == -1 && PyErr_Occurred()) raise();

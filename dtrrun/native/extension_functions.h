@@ -15,8 +15,8 @@ namespace dtrrun {
 
 class ExtensionFunctions {
  public:
-  // From now on, such functions call `call(twin, args, kwargs)` where a session sees operators. None: they do again what they
-  // did. The twins stay for the next session.
+  // From now on, such functions call `call(twin, args, kwargs)` where a session sees operators. None: they
+  // behave as before. The twins stay for the next session.
   static void watch(PyObject* call) { Py_XDECREF(std::exchange(call_, call == Py_None ? nullptr : Ref::copy(call).release())); }
 
   // Intercepts those of these objects that are such functions.

@@ -5,7 +5,7 @@
 // then on the storage stays there, like one whose address the program has asked for.
 //
 // Unlike most signals, this one comes from the very instruction that touches the memory, in C++ code that is reading a tensor.
-// That code is not inside the C library's allocator or the interpreter, so the handler can use both.
+// It is not in the middle of changing the state of the C library's allocator or of the interpreter, so the handler can use both.
 //
 // All other faults are the program's. They are passed on to the handler that was there before ours. That one may do the same,
 // and its predecessor may be ours, if the program has installed it during the session (`faulthandler.enable()`): then the fault

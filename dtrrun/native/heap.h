@@ -135,8 +135,8 @@ class Heap final : public c10::Allocator {
 
   std::mutex mutex_;
   Arena arena_;
-  c10::Allocator* own_;  // PyTorch's, then its own vtable and the one it has while we are installed
-  Table plain_table_, passing_on_;
+  c10::Allocator* own_;              // PyTorch's
+  Table plain_table_, passing_on_;  // its own vtable, and the one that it has while we are installed
   c10::Allocator* plain_;  // another object like it, whose vtable stays
 };
 

@@ -13,7 +13,7 @@ class ListUpdates {
   ListUpdates(PyObject* python, TensorVersions& versions)
       : updates_(attribute(python, "updates")), versions_(versions), core_(versions.core), ledger(versions.ledger) {}
 
-  // Finds what the call reads and writes. Returns false if something about it is special. If only a dependent could not be
+  // Finds what the call reads and writes. Returns false if the call has to take the general path. If only a dependent could not be
   // rescued, what the call writes to is constant by then, as Python would make it.
   bool prepare(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     forget();  // left by a call that was interrupted

@@ -121,7 +121,7 @@ class Placeholders {
 
   size_t round_up(size_t nbytes) const { return (nbytes + page_ - 1) & -page_; }
 
-  // Adds a range of so many bytes and returns its address, or 0. Addresses are reused as late as possible: code that still has
+  // Adds a range of `nbytes` addresses and returns the first, or 0. Addresses are reused as late as possible: code that still has
   // the address of a storage that is back in memory should not find another storage there.
   uintptr_t enter(c10::StorageImpl* storage, size_t nbytes) {
     bool wrapped = false;

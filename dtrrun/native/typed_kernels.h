@@ -1,4 +1,4 @@
-// Kernels of ours through which operators arrive with their callers' unboxed arguments.
+// Our kernels for the operators that programs call most, which receive the caller's arguments unboxed.
 //
 // When an operator arrives through a fallback, PyTorch first boxes its arguments onto a stack, and unboxes them again for its
 // kernel: a quarter of a microsecond, and more for lists of numbers. So the operators that programs call most get a kernel of

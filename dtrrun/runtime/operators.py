@@ -1,7 +1,7 @@
 """What the runtime must know about an operator: what it mutates, and whether it can be replayed.
 
-Everything that PyTorch declares is read from the schema and its tags; the tables hold the rest (design note
-"schemas that lie").
+What PyTorch declares is read from the schema and its tags. The tables below have what a schema leaves out or
+states wrongly.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def is_empty(storage: torch.UntypedStorage) -> bool:
 def is_for_shapes(storage: torch.UntypedStorage) -> bool:
     """Return whether a storage unknown to the session has never had memory: it is there for shapes only.
 
-    PyTorch's FakeTensor has such a storage. It claims to be on a CPU, and its size may be a symbol, on whose
-    value nothing may depend.
+    PyTorch's FakeTensor has such a storage. It claims to be on a CPU. Its size may be symbolic, and asking
+    for its value would make the program depend on it.
     """
     found: bool = _native.is_for_shapes(storage)
     return found

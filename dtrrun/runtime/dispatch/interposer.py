@@ -26,7 +26,7 @@ from dtrrun.runtime.patches.registry import Function, Patches
 from dtrrun.runtime.tracebacks import hide
 
 CLASSES = {one.__name__: one for one in (Reasons, SlowPath)}
-"""Classes whose slots the interposer reads and writes."""
+"""Classes whose slots C++ reads."""
 
 CPU = torch.device("cpu")
 NO_KEYWORDS: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """Makes a running thread call a function of ours before its next step.
 
 Python has no public way to do this so far. Since 3.12 `sys.monitoring` can watch the code that a thread is
-executing; before that, `_PyEval_SetTrace` gives another thread a tracing function. Either is called at the
-thread's next instruction, does its work and is removed at once. A thread waiting in C is reached when it
+executing; before that, `_PyEval_SetTrace` gives another thread a tracing function. Either way, our
+function is called at the thread's next instruction, and once only. A thread waiting in C is reached when it
 returns to Python. Obsolete once an interposer sees the operators of all threads.
 """
 

@@ -1,9 +1,9 @@
 """Access to a tensor's memory by functions that are not operators: patched while a session runs.
 
-On an evicted tensor `data_ptr()` is 0 and `numpy()` has no memory behind it, so each of these first makes the
-storage resident. Functions that hand out memory also pin it, and replays no longer read from it, since other
-code may write there unnoticed. Patching class attributes costs other tensors nothing. Needed as long as
-PyTorch has no hook for reads of a storage's memory.
+On an evicted tensor, `data_ptr()` would be an address without memory (on a GPU, 0), and so would `numpy()`'s.
+So each of these first makes the storage resident. Functions that hand out memory also pin it, and replays no
+longer read from it, since other code may write there unnoticed. Patching class attributes costs other tensors
+nothing. Needed as long as PyTorch has no hook for reads of a storage's memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All replacements that a session makes in PyTorch are installed and undone here.
+"""Installs and undoes what a session replaces in PyTorch in Python.
+
+C++ replaces what is below Python: functions of allocators (`native/heap.h`, `native/device_allocator.h`),
+of storages (`native/storages.h`) and of DLPack (`native/dlpack.h`).
 
 PyTorch and programs keep tables of functions: TorchScript's builtins, what `__torch_function__` may override,
 names in pickles, dictionaries filled when a module was imported. A replacement must be found in all of them,
