@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import textwrap
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -73,7 +74,8 @@ def small() -> str:
             ("In those that have", counts(knows=True)),
         )
     ]
-    return SMALL.format(programs=len(PROGRAMS), first=told[0], again=told[1])
+    text = SMALL.format(programs=len(PROGRAMS), first=told[0], again=told[1])
+    return "\n\n" + textwrap.fill(" ".join(text.split()), 108, break_on_hyphens=False)
 
 
 def counts(*, knows: bool) -> dict[str, int]:
