@@ -319,17 +319,12 @@ inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t a
   Ledger& ledger = core.ledger;
   ledger.begin_pressure();
   std::vector<std::pair<uintptr_t, Version*>> evictable;  // by address
-  auto add = [&](Version* one) {
+  ledger.policy->pool().each([&](int64_t, const Item& item) {
+    Version* one = as_version(item.node.get());
     if (!one->resident || one->constant() || one->locks != 0) return;
     StorageRef storage = ledger.memory_of(one);
     if (storage) evictable.emplace_back(reinterpret_cast<uintptr_t>(as_impl(storage)->data()), one);
-  };
-  if (wanted > static_cast<int64_t>(DeviceBlocks::SMALL)) {
-    ledger.policy->pool().each([&](int64_t, const Item& item) { add(as_version(item.node.get())); });
-  } else {  // the pool lacks the smallest
-    for (Version* one = ledger.versions.first(); one != nullptr; one = one->after) add(one);
-    for (const VersionRef& one : ledger.scratch.all()) add(one.get());
-  }
+  });
   std::sort(evictable.begin(), evictable.end());
   for (DeviceBlock& block : blocks) {
     if (block.free || block.nbytes == 0) continue;

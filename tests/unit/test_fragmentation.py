@@ -21,9 +21,9 @@ def address(block):
 class Blocks:
     """Segments of blocks: free ones, ones that must stay, and tensors that can be evicted."""
 
-    def __init__(self, session, count=8, size=100):
+    def __init__(self, session, count=8):
         self.session = session
-        x = torch.ones(size)
+        x = torch.ones(1000)
         self.tensors = [x.repeat(n).exp() for n in range(1, count + 1)]  # of different costs and ages
 
     def version(self, tensor):
@@ -87,7 +87,7 @@ def test_a_window_that_costs_too_much_stays(blocks):
 def test_what_needs_much_that_is_evicted_is_dear():
     """Else, the neighbours of a window that has been evicted would be the next."""
     with dtrrun.budget("1GB", device="cpu", cost="model", heuristic="h_dtr") as session:
-        blocks = Blocks(session, count=1, size=1000)
+        blocks = Blocks(session, count=1)
         kept = [blocks.tensors[0]]
         for _ in range(4):
             kept.append(kept[-1].exp())
