@@ -16,9 +16,12 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Registry.h>
 #include <dlfcn.h>
+#include <link.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "device_blocks.h"
@@ -45,11 +48,14 @@ class DeviceAllocator {
     if (original_ != nullptr) return;
     c10::Allocator* allocator = c10::GetAllocator(type);
     void*** table = reinterpret_cast<void***>(allocator);
-    // Memory continues past the vtable, with the library's other vtables and data.
-    std::memcpy(entries_, *table - ABOVE, sizeof entries_);
-    original_ = reinterpret_cast<Allocate>(entries_[ABOVE + ALLOCATE]);
-    entries_[ABOVE + ALLOCATE] = reinterpret_cast<void*>(&allocate);
-    *table = entries_ + ABOVE;
+    size_t place = place_of(static_cast<c10::DataPtr (c10::Allocator::*)(size_t)>(&c10::Allocator::allocate));
+    count_ = functions_in(*table);
+    if (place >= count_) throw std::runtime_error("dtrrun: PyTorch's allocator for GPUs has no table of functions");
+    functions_ = new void*[ABOVE + count_] + ABOVE;
+    std::copy(*table - ABOVE, *table + count_, functions_ - ABOVE);
+    original_ = reinterpret_cast<Allocate>(functions_[place]);
+    functions_[place] = reinterpret_cast<void*>(&allocate);
+    *table = functions_;
     if (auto registry = reinterpret_cast<Registry* (*)()>(dlsym(RTLD_DEFAULT, REGISTRY))) {
       registry()->Register("dtrrun", [] { return std::unique_ptr<c10::FreeMemoryCallback>(new NothingFits()); });
     }
@@ -71,15 +77,42 @@ class DeviceAllocator {
     for (const char* name : SIBLING_TRACKERS)
       if (wanted == nullptr) wanted = dlsym(RTLD_DEFAULT, name);
     if (table == nullptr || wanted == nullptr) return false;
-    auto found = std::find(table + ABOVE, table + SIBLING_ENTRIES, wanted);
-    if (found == table + SIBLING_ENTRIES) return false;
-    auto attach = reinterpret_cast<void (*)(c10::Allocator*, DeviceBlocks::Tracker)>(entries_[found - table]);
+    table += ABOVE;
+    size_t place = std::find(table, table + functions_in(table), wanted) - table;
+    if (place >= std::min(count_, functions_in(table))) return false;
+    auto attach = reinterpret_cast<void (*)(c10::Allocator*, DeviceBlocks::Tracker)>(functions_[place]);
     try {
       attach(allocator, [](const DeviceBlocks::Told& told) { DeviceBlocks::own().tell(told); });
     } catch (const c10::Error&) {  // another allocator (cudaMallocAsync)
       return false;
     }
     return true;
+  }
+
+  // Returns the place of a virtual function in its class's table, as the C++ ABI has it in a pointer to a member.
+  static size_t place_of(c10::DataPtr (c10::Allocator::*function)(size_t)) {
+    uintptr_t offset;  // on some machines plus 1
+    std::memcpy(&offset, &function, sizeof offset);
+    return offset / sizeof(void*);
+  }
+  // Returns how many functions a table has; more, if pointers to other functions follow it. No symbol says so: PyTorch does not
+  // export that of its allocator. But what follows a table is no code: it is the head of another one, with a number and a type,
+  // or data.
+  static size_t functions_in(void* const* table) {
+    size_t count = 0;
+    while (is_code(table[count])) count++;
+    return count;
+  }
+  static bool is_code(void* address) {
+    return dl_iterate_phdr(
+        [](dl_phdr_info* library, size_t, void* address) -> int {
+          for (const ElfW(Phdr)* part = library->dlpi_phdr; part != library->dlpi_phdr + library->dlpi_phnum; part++) {
+            size_t offset = reinterpret_cast<uintptr_t>(address) - library->dlpi_addr - part->p_vaddr;
+            if (part->p_type == PT_LOAD && (part->p_flags & PF_X) != 0 && offset < part->p_memsz) return 1;
+          }
+          return 0;
+        },
+        address);
   }
 
   // Where `armed`, throws itself out of the allocator when no cached block fits a request.
@@ -97,9 +130,6 @@ class DeviceAllocator {
   static constexpr const char* REGISTRY = "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev";
   using Allocate = c10::DataPtr (*)(c10::Allocator*, size_t);
   static constexpr size_t ABOVE = 2;     // entries before the functions: the offset of the object's start, and its type
-  static constexpr size_t ALLOCATE = 2;  // the first of `c10::Allocator`, after two destructors
-  static constexpr size_t ENTRIES = 192;  // more than any of PyTorch's allocators has
-  static constexpr size_t SIBLING_ENTRIES = 64;  // at least as many as needed
   // torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator, in libtorch_cuda, and its `attachAllocatorTraceTracker`.
   static constexpr const char* SIBLING_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
   static constexpr const char* SIBLING_TRACKERS[] = {
@@ -134,7 +164,8 @@ class DeviceAllocator {
     }
   }
 
-  static inline void* entries_[ENTRIES];
+  static inline void** functions_ = nullptr;  // never freed
+  static inline size_t count_ = 0;
   static inline Allocate original_ = nullptr;
 };
 
