@@ -24,6 +24,7 @@ inline PyTypeObject* make_signature_type(const std::string& module) {
       {"output_bytes", T_LONGLONG, FIGURES + offsetof(Signature, output_bytes), 0, nullptr},
       {"workspace", T_LONGLONG, FIGURES + offsetof(Signature, workspace), 0, nullptr},
       {"guessed", T_BOOL, FIGURES + offsetof(Signature, guessed), 0, nullptr},
+      {"timed", T_BOOL, FIGURES + offsetof(Signature, timed), 0, nullptr},
       {"geometries", T_OBJECT, offsetof(S, geometries), 0, nullptr},
       {"operator", T_OBJECT, offsetof(S, operator_), 0, nullptr},
       {"replayed_as", T_OBJECT, offsetof(S, replayed_as), 0, nullptr},

@@ -76,8 +76,8 @@ class Region:
 class Foreign:
     """Decides which foreign storages can be recomputed from.
 
-    Their versions are all `escaped`, so that operators that read them take the slow path. Private mappings
-    are the exception, once a parameter has been seen in them.
+    Their versions are all `escaped`, so that `read` is asked about each operator that reads them. Private
+    mappings are the exception, once a parameter has been seen in them.
     """
 
     def __init__(self, ledger: Ledger, recipes: Recipes) -> None:

@@ -161,7 +161,6 @@ class Signature:
     """
 
     SETTLED = 8  # number of calls after which the cost is fixed
-    timed = False
     same: tuple[int, ...] = ()
 
     def __init__(self, operator: Any, geometries: tuple[Geometry, ...]) -> None:
@@ -171,7 +170,7 @@ class Signature:
         self.calls = 0
         self.cost = 0
         self.output_bytes = 0
-        self.guessed = False
+        self.guessed = self.timed = False
         self.workspace = 0
         self.replayed_as: Signature | None = None  # if a replay omits some of the tensors
 

@@ -130,6 +130,7 @@ struct Signature {
   static constexpr int64_t SETTLED = 8;  // number of calls after which the cost is fixed
   int64_t calls = 0, cost = 0, output_bytes = 0, workspace = 0;
   bool guessed = false;
+  bool timed = false;  // exactly, on a GPU
 
   void learn_cost(int64_t measured) {
     if (calls >= SETTLED) return;

@@ -139,6 +139,26 @@ std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue
   return {std::move(args), std::move(kwargs)};
 }
 
+inline PyObject* tensor_slot = nullptr;  // core.graph.TENSOR_SLOT
+
+// Returns true for a tensor that recipes leave out (`flatten_into` in dispatch/arguments.py).
+inline bool is_hole(const IValue& value) { return value.isTensor() && value.toTensor().defined() && !stands_for_number(value); }
+
+// Returns (args, kwargs) as lists, with `tensor_slot` in place of each tensor; kwargs may be null.
+inline std::pair<Ref, Ref> templates_of(const c10::FunctionSchema& schema, const IValue* values,
+                                        const std::vector<Enumeration>& enumerations) {
+  return to_arguments(schema, values, PyList_New, [&](size_t place) {
+    const IValue& value = values[place];
+    if (is_hole(value)) return Ref::copy(tensor_slot);
+    if (!value.isTensorList() && !value.isOptionalTensorList()) return to_python(value, enumerations[place]);
+    auto items = value.toListRef();
+    Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
+    for (size_t i = 0; i < items.size(); i++)
+      PyList_SET_ITEM(list.get(), i, Ref::copy(is_hole(items[i]) ? tensor_slot : Py_None).release());
+    return list;
+  });
+}
+
 // Converts what Python returned for an operator to its results.
 inline Stack results_from(const c10::FunctionSchema& schema, PyObject* result) {
   const auto& returns = schema.returns();

@@ -18,20 +18,23 @@ class Describer {
   // Returns the signature of calls like this one, or null.
   PyObject* known_signature(FastCall& call) { return describe(call) ? signatures.find(key_) : nullptr; }
 
-  // Finds the signature of a call that has been described, or makes it for a first call, whose key `missed` receives.
-  // Returns false if the call must be handled in Python.
-  bool find_signature(FastCall& call, Key& missed) {
-    if (PyObject* known = signatures.find(key_)) {
-      call.set_signature(Ref::copy(known));  // the table may be cleared while the operator runs
-      return true;
-    }
+  // Finds the signature of a call that has been described. Returns false if it is the first with its signature.
+  bool find_signature(FastCall& call) {
+    PyObject* known = signatures.find(key_);
+    if (known != nullptr) call.set_signature(Ref::copy(known));  // the table may be cleared while the operator runs
+    return known != nullptr;
+  }
+  // Makes the signature of such a call. missed: receives its key. Returns false if the call must be handled in Python.
+  bool make_signature(FastCall& call, Key& missed) {
     call.is_first = true;
     std::swap(missed, key_);
     const OperatorHandle& op = call.arrival.op;
-    Ref made = first_calls_.signature_of(call.info, op, call.values, call.versions.size(), !call.statistics.empty());
+    int64_t read = 0;
+    for (const Version* one : call.versions) read += one->nbytes;
+    Ref made = first_calls_.signature_of(call.info, op, call.values, call.versions.size(), !call.statistics.empty(), read, call.lesson);
     if (!made) return false;
     call.set_signature(std::move(made));
-    call.unpriced = first_calls_.unpriced(call.info, op, call.values, call.versions);
+    if (call.signature->cost == 0) call.unpriced = first_calls_.unpriced(call.info, op, call.values, read);
     return true;
   }
   // Called after a first call has run.
@@ -64,6 +67,7 @@ class Describer {
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
         for (size_t item = 0; item < tensors.size(); item++) {
+          if (tensors[item].unsafeGetTensorImpl()->is_wrapped_number()) return false;  // in a replay, it would not count as one
           if (!read(call, tensors[item]) || (writes && !write(call, place, item, tensors[item]))) return false;
         }
         call.holes[place] = static_cast<int>(tensors.size());
@@ -100,15 +104,9 @@ class Describer {
   // Returns the version of a tensor's storage, entered as a constant if it is new; null if it must be handled in Python.
   Version* known_or_adopted(const at::Tensor& tensor) {
     if (Version* known = versions_.of(tensor)) return known;
-    if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_) || tensor.requires_grad() ||
-        tensor.is_conj() || tensor.is_neg())
-      return nullptr;
-    Untraced untraced;
-    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
-    Ref object = to_python(shown(tensor), Enumeration::TENSOR);
-    checked(PyObject_CallMethod(slow_path_.get(), "version_of", "O", object.get()));
-    bool fits = ledger_.resident_bytes <= ledger_.limit;
-    return fits ? versions_.of(tensor) : nullptr;  // Python raises the error
+    if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_)) return nullptr;
+    ask("version_of", tensor);
+    return versions_.of(tensor);
   }
 
  private:
@@ -130,8 +128,8 @@ class Describer {
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
       key_.add(IValue());
-    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number in the program; Python gets one, too
-      if (!tensor.device().is_cpu() || (*info.enumerations)[place] == Enumeration::TENSOR) return false;
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number in the program, kept as it is
+      if (!tensor.device().is_cpu()) return false;
       key_.add(number_in(tensor));
     } else if (kwarg_only && !writes) {
       return false;
@@ -171,10 +169,21 @@ class Describer {
     if (!is_plain(tensor) || !device_.has(tensor.device())) return false;
     Version* found = known_or_adopted(tensor);
     if (found == nullptr || versions_.fingerprints.is_workspace(found)) return false;
-    if (found->escaped && call.info.handler != HandlerKind::VIEW) return false;
+    if (found->escaped && call.info.handler != HandlerKind::VIEW) {
+      ask("read_escaped", tensor);  // may be followed by another version
+      found = versions_.of(tensor);
+    }
     key_.add(tensor, offsets_matter_);
     call.add(found);
     return true;
+  }
+
+  // Calls a method of Python's `SlowPath` with a tensor of the program's.
+  void ask(const char* method, const at::Tensor& tensor) const {
+    Untraced untraced;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
+    Ref object = to_python(tensor.requires_grad() ? IValue(tensor) : shown(tensor), Enumeration::TENSOR);
+    checked(PyObject_CallMethod(slow_path_.get(), method, "O", object.get()));
   }
 
   Ref slow_path_;

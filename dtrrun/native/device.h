@@ -32,6 +32,8 @@ class Device {
   bool is_meant_by(c10::Device device) const {
     return has(device) || (device.type() == ours_.type() && !device.has_index() && is_current());
   }
+  // The program's main stream, once the session is bound to a GPU.
+  const c10::Stream& home() const { return *home_; }
   bool is_current() const { return is_cpu() || guard_->getDevice() == ours_; }
   // Returns true if this thread is on the program's main stream. What a side stream uses must be handled in Python.
   bool on_main_stream() const { return is_cpu() || guard_->getStream(ours_) == *home_; }

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <vector>
 
+#include "meter.h"
 #include "stored_versions.h"
 
 namespace dtrrun {
@@ -143,6 +144,10 @@ class DeviceBlocks {
   using Tracker = std::function<void(const Told&)>;
 
   void tell(const Told& told) {
+    if (Meter* meter = Meter::innermost) {
+      if (told.action == Told::ALLOC) meter->taken(told.address, static_cast<int64_t>(rounded(told.nbytes)));
+      if (told.action == Told::FREE_COMPLETED) meter->freed(told.address);
+    }
     if (state_.load(std::memory_order_relaxed) == State::OFF || told.action == Told::FREE_REQUESTED) return;
     if (told.device != device_.load(std::memory_order_relaxed) && told.action != Told::SNAPSHOT) return;
     std::lock_guard<std::mutex> guard(mutex_);

@@ -47,9 +47,10 @@ struct FastCall final : Call {
     id = reinterpret_cast<int64_t>(this);
     replayable = info.replayable;
     reserves = turn.shared();
+    view = info.handler == HandlerKind::VIEW;
     untouching = info.untouching;
     uninitialised = info.uninitialised;
-    shrinks = info.mutates.empty() || info.grows;
+    shrinks = !view && (info.mutates.empty() || info.grows);
   }
   ~FastCall() {
     for (Version* one : versions) let_go(one);
@@ -132,7 +133,9 @@ struct FastCall final : Call {
   Ref outputs;                     // classified in Python
   int64_t counted = 0;             // bytes of results without a plain storage
   bool is_first = false;           // the first with its signature
+  int64_t needed = -1;             // bytes at once, if measured
   std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
+  std::optional<Formulas::Lesson> lesson;        // if a formula can learn from it
 
   const IValue& argument(size_t place) const { return values[place]; }
   at::Tensor tensor(const Written& one) const {

@@ -1,4 +1,4 @@
-// Makes the signature of a call that is the first of its kind: `Signatures._new` in dispatch/signatures.py.
+// Makes the signature of a call that is the first of its kind, and asks Python what no formula says of it.
 #pragma once
 
 #include "formulas.h"
@@ -13,47 +13,66 @@ class FirstCalls {
   FirstCalls(PyObject* python, PyObject* signatures, const TensorVersions& versions)
       : python_(Ref::copy(python)), signatures_(Ref::copy(signatures)),
         signature_class_(attribute(attribute(versions.ledger_object(), "graph").get(), "signature")),
-        size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")), versions_(versions) {}
+        size_class_(attribute(python, "size_class")), is_modelled_(truth(signatures, "modelled")),
+        prices_(truth(python, "prices")), knows_costs_(truth(signatures, "has_costs")), versions_(versions) {
+    Ref rates = attribute(python, "rates");
+    if (!PyArg_ParseTuple(rates.get(), "LLL", &launch_ns_, &bytes_per_ns_, &flops_per_ns_)) raise();
+  }
 
   // Returns null if the call falls back to Python. tensors: their number. excludes: whether a replay omits running statistics.
-  Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, size_t tensors,
-                   bool excludes) const {
-    if (!info.first_calls) return Ref();
+  // read: the bytes of its inputs. lesson: set if the call's results will tell what a formula needs.
+  Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, size_t tensors, bool excludes,
+                   int64_t read, std::optional<Formulas::Lesson>& lesson) const {
     size_t count = op.schema().arguments().size();
-    auto nbytes = predicted(info, values, count);
-    if (!nbytes) return Ref();
     Ref geometries = geometries_of(values, count, nullptr);
     if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
     Ref made = blank(info, std::move(geometries));
     SignatureObject* one = as_signature(made.get());
-    one->figures.output_bytes = *nbytes;
-    one->figures.guessed = info.makes_tensors;
+    auto nbytes = predicted(info, values, count);
+    if (!nbytes) lesson = formulas_.lesson_of(info, values, count);
+    if (nbytes && !knows_costs_) {
+      one->figures.output_bytes = *nbytes;
+      one->figures.guessed = info.makes_tensors;
+    } else {
+      Untraced untraced;
+      auto [args, kwargs] = templates_of(op.schema(), values, *info.enumerations);
+      Ref formula = nbytes ? Ref(PyLong_FromLongLong(*nbytes)) : Ref::copy(Py_None);
+      checked(PyObject_CallMethod(python_.get(), "first_call", "OOOOLO", made.get(), info.func.get(), args.get(),
+                                  kwargs ? kwargs.get() : Py_None, static_cast<long long>(read), formula.get()));
+    }
     if (excludes) one->replayed_as = blank(info, geometries_of(values, count, info.statistics)).release();
     return made;
   }
 
-  // The arguments of a call whose cost will come from the cost model.
+  // What the cost model needs of a call before it runs (which consumes its arguments).
   struct Unpriced {
-    Ref args, kwargs;
     int64_t read = 0;  // bytes
+    Ref args, kwargs;  // if it knows the operator's FLOPs
   };
-  template <class Versions>
   std::optional<Unpriced> unpriced(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values,
-                                   const Versions& versions) const {
-    if (!is_modelled_) return std::nullopt;
-    auto [args, kwargs] = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*info.enumerations)[place]);
-    });
-    Unpriced call{std::move(args), std::move(kwargs)};
-    for (const Version* one : versions) call.read += one->nbytes;
+                                   int64_t read) const {
+    if (!prices_) return std::nullopt;  // it is measured
+    Unpriced call{read, {}, {}};
+    if (info.counts_flops) {
+      std::tie(call.args, call.kwargs) = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
+        return to_python(values[place], (*info.enumerations)[place]);
+      });
+    }
     return call;
   }
-  // Sets the modeled cost of a call that has run.
-  void price(PyObject* made, const OperatorInfo& info, const Unpriced& call, const Arrival& arrival) const {
-    Untraced untraced;
-    Ref results = shown_results(arrival.results());
-    checked(PyObject_CallMethod(python_.get(), "price", "OOOOOL", made, info.func.get(), call.args.get(),
-                                call.kwargs ? call.kwargs.get() : Py_None, results.get(), static_cast<long long>(call.read)));
+  // Sets the modelled cost of a call that has run (`modelled_ns` in runtime/cost_model.py).
+  void price(Signature& figures, const OperatorInfo& info, const Unpriced& call, const Arrival& arrival) const {
+    int64_t flops = 0;
+    if (call.args) {
+      Untraced untraced;
+      Ref results = shown_results(arrival.results());
+      Ref found = checked(PyObject_CallMethod(python_.get(), "flops", "OOOO", info.func.get(), call.args.get(),
+                                              call.kwargs ? call.kwargs.get() : Py_None, results.get()));
+      flops = as_number(found.get());
+    }
+    int64_t nbytes = call.read + (truth(signatures_.get(), "needs_sizes") ? figures.output_bytes : 0);
+    figures.cost = launch_ns_ + nbytes / bytes_per_ns_ + flops / flops_per_ns_;
+    if (is_modelled_) figures.calls = Signature::SETTLED;
   }
 
   // Called once that call has run and its results are known.
@@ -68,6 +87,7 @@ class FirstCalls {
 
   // Returns the bytes that a call will allocate, if known.
   std::optional<int64_t> predicted(const OperatorInfo& info, const IValue* values, size_t count) const {
+    if (info.handler == HandlerKind::VIEW) return 0;
     if (info.formula == Formula::UNKNOWN) return std::nullopt;
     auto storages = formulas_.predict(info, values, count);
     if (!storages) return std::nullopt;
@@ -76,10 +96,12 @@ class FirstCalls {
     return nbytes;
   }
 
-  // Learns from a first call that has run in Python with these results.
-  void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
-    formulas_.learn(info, values, count, results);
+  // Returns what a call that is about to run can teach, if anything.
+  std::optional<Formulas::Lesson> lesson_of(const OperatorInfo& info, const IValue* values, size_t count) const {
+    return formulas_.lesson_of(info, values, count);
   }
+  // Learns from that call, which has run with these results.
+  void learn(OperatorInfo& info, const Formulas::Lesson& lesson, const Stack& results) { formulas_.learn(info, lesson, results); }
 
   // statistics: two places to leave out, or null.
   Ref geometries_of(const IValue* values, size_t count, const int* statistics) const {
@@ -98,15 +120,16 @@ class FirstCalls {
     }
     return unwatched(&PyTuple_Type, all.size(), [&](size_t i) { return all[i].release(); });
   }
-  // `geometry_of` in dispatch/arguments.py, for a tensor without lazy bits.
+  // `geometry_of` in dispatch/arguments.py.
   Ref geometry_of(const at::Tensor& tensor) const {
     auto numbers = [](PyTypeObject* type, c10::IntArrayRef all) {
       return unwatched(type, all.size(), [&](size_t i) { return PyLong_FromLongLong(all[i]); });
     };
-    return unwatched(&PyTuple_Type, 4, [&](size_t i) {
+    return unwatched(&PyTuple_Type, lazy_bits(tensor) == 0 ? 4 : 6, [&](size_t i) {
       if (i == 0) return numbers(reinterpret_cast<PyTypeObject*>(size_class_.get()), tensor.sizes()).release();
       if (i == 1) return numbers(&PyTuple_Type, tensor.strides()).release();
       if (i == 2) return PyLong_FromLongLong(tensor.storage_offset());
+      if (i > 3) return PyBool_FromLong(i == 4 ? tensor.is_conj() : tensor.is_neg());
       return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(tensor.scalar_type())));
     });
   }
@@ -133,7 +156,8 @@ class FirstCalls {
   }
 
   Ref python_, signatures_, signature_class_, size_class_;
-  bool is_modelled_;
+  const bool is_modelled_, prices_, knows_costs_;
+  long long launch_ns_ = 0, bytes_per_ns_ = 0, flops_per_ns_ = 0;  // of the cost model
   const TensorVersions& versions_;
   Formulas formulas_;
 };

@@ -6,10 +6,13 @@
 // have no formula or no family.
 #pragma once
 
+#include <ATen/core/Reduction.h>
+
 #include <map>
 #include <optional>
 
 #include "operator_info.h"
+#include "pytorch.h"
 #include "signatures.h"
 
 namespace dtrrun {
@@ -17,6 +20,7 @@ namespace dtrrun {
 class Formulas {
  public:
   using Numbers = c10::SmallVector<int64_t, 3>;
+  using Family = std::vector<uint64_t>;
 
   // Returns the bytes of each storage that a call with these arguments allocates, or nullopt if unknown.
   std::optional<Numbers> predict(const OperatorInfo& info, const IValue* values, size_t count) const {
@@ -33,12 +37,21 @@ class Formulas {
     return numels;
   }
 
-  // Learns from such a call that has run with these results.
-  void learn(OperatorInfo& info, const IValue* values, size_t count, const Stack& results) {
-    if (info.formula == Formula::UNKNOWN || info.formula == Formula::NOTHING) return;
+  // What is known of a call before it runs (which consumes its arguments), for `learn`.
+  struct Lesson {
+    Family family;
+    Numbers numels;  // of each result
+  };
+  std::optional<Lesson> lesson_of(const OperatorInfo& info, const IValue* values, size_t count) const {
+    if (info.formula == Formula::UNKNOWN || info.formula == Formula::NOTHING) return std::nullopt;
     auto family = family_of(info, values, count);
-    auto numels = elements(info.formula, values, count);
-    if (!family || !numels || std::find(numels->begin(), numels->end(), 0) != numels->end()) return;
+    auto numels = family ? elements(info.formula, values, count) : std::nullopt;
+    if (!numels || std::find(numels->begin(), numels->end(), 0) != numels->end()) return std::nullopt;
+    return Lesson{std::move(*family), std::move(*numels)};
+  }
+  // Learns from such a call that has run with these results.
+  void learn(OperatorInfo& info, const Lesson& lesson, const Stack& results) {
+    const Numbers& numels = lesson.numels;
     Numbers itemsizes;
     for (const IValue& result : results) {
       if (!result.isTensor()) return;
@@ -47,22 +60,21 @@ class Formulas {
       if (!made.has_storage()) return;
       int64_t itemsize = static_cast<int64_t>(made.itemsize());
       size_t place = itemsizes.size();
-      if (place == numels->size() || static_cast<int64_t>(made.storage().nbytes()) != (*numels)[place] * itemsize) {
+      if (place == numels.size() || static_cast<int64_t>(made.storage().nbytes()) != numels[place] * itemsize) {
         info.formula = Formula::UNKNOWN;  // the formula does not fit this operator
         return;
       }
       itemsizes.push_back(itemsize);
     }
-    if (itemsizes.size() != numels->size()) {
+    if (itemsizes.size() != numels.size()) {
       info.formula = Formula::UNKNOWN;
       return;
     }
     if (itemsizes_.size() >= LIMIT) itemsizes_.clear();
-    itemsizes_[*family] = itemsizes;
+    itemsizes_[lesson.family] = itemsizes;
   }
 
  private:
-  using Family = std::vector<uint64_t>;
   using Sizes = std::vector<c10::IntArrayRef>;
   static constexpr size_t LIMIT = 10'000;  // programs with endless new types: start over rather than grow forever
   enum : uint64_t { OTHER = 1, INT, DOUBLE, INTS, NO_TENSOR, NUMBER, TENSOR, TENSORS };
@@ -90,22 +102,24 @@ class Formulas {
       } else if (value.isIntList()) {
         family.push_back(INTS);
       } else {
-        if (value.isComplexDouble() || !others.add(value)) return std::nullopt;
+        if (!others.add(value)) return std::nullopt;
         family.push_back(OTHER);
       }
     }
     family.insert(family.end(), others.begin(), others.end());
     return family;
   }
+  // Returns false for a tensor whose memory does not hold its content.
   static bool add(Family& family, uint64_t as, const at::Tensor& tensor) {
     if (!tensor.defined()) {
       family.push_back(NO_TENSOR);
       return true;
     }
+    if (!is_plain(tensor)) return false;
     bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
     uint64_t weak = tensor.dim() == 0;  // such tensors count less in type promotion
     family.push_back((is_number ? NUMBER : as) | weak << 8 | static_cast<uint64_t>(tensor.scalar_type()) << 16);
-    return !tensor.is_complex();
+    return true;
   }
 
   static constexpr int64_t MANY = int64_t{1} << 56;  // elements, more than any memory holds
@@ -129,8 +143,9 @@ class Formulas {
     auto first = sizes.empty() ? c10::IntArrayRef() : sizes.front();
     switch (formula) {
       case Formula::SHAPED:
-        if (!values[0].isIntList()) return std::nullopt;
-        return Numbers{product(values[0].toIntVector())};
+        for (size_t place = 0; place < count; place++)
+          if (values[place].isIntList()) return Numbers{product(values[place].toIntVector())};
+        return std::nullopt;
       case Formula::COUNTED:
         return as_numbers(counted(values, count));
       case Formula::SECOND:
@@ -173,6 +188,11 @@ class Formulas {
       }
       case Formula::AVG_POOL:
         return as_numbers(pooled(first, values, {1, 1}, values[4].toBool()));
+      case Formula::NLL_LOSS: {
+        if (!values[3].isInt()) return std::nullopt;
+        bool reduced = values[3].toInt() != at::Reduction::None || first.size() < 2;
+        return Numbers{reduced ? 1 : first[0], 1};
+      }
       default:
         return as_numbers(single(formula, sizes, values));
     }

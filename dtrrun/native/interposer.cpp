@@ -136,11 +136,13 @@ PyObject* proceed(PyObject*, PyObject*) {
     Underway& call = *underway;
     call.results = call.arrival->copied();
     {
+      Meter meter;
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
       Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] {
         call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &call.results);
       });
+      call.needed = meter.most();
     }
     call.done = true;
     return shown_results(call.results).release();
@@ -166,10 +168,12 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
       auto seen = call.program;
       seen.excluded_ = seen.excluded_ - WayIn::OWN;
       c10::impl::ForceDispatchKeyGuard program(seen);
+      Meter meter;
       WithoutGil released;
       Shortage::Kernel::run(/*locked=*/true, /*own=*/false, [&] {
         call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &stack);
       });
+      call.needed = meter.most();
       reads_unseen = body.reads_unseen(stack);
     }
     call.done = true;
@@ -269,6 +273,21 @@ PyObject* counters(PyObject*, PyObject*) {
 template <int64_t OperatorInfo::*counter>
 PyObject* calls(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* { return !interposer ? PyDict_New() : interposer->calls(counter).release(); });
+}
+
+PyObject* tells_of_blocks(PyObject*, PyObject*) {
+  return guarded([] {
+    return PyBool_FromLong(interposer && DeviceAllocator::tells_of_blocks(interposer->device.type()));
+  });
+}
+
+PyObject* needed(PyObject*, PyObject*) { return PyLong_FromLongLong(underway == nullptr ? 0 : underway->needed); }
+
+PyObject* read_times(PyObject*, PyObject*) {
+  return guarded([] {
+    if (interposer) interposer->poll();
+    return Ref::copy(Py_None).release();
+  });
 }
 
 PyObject* settle(PyObject*, PyObject*) {
@@ -393,6 +412,13 @@ PyMethodDef session_functions[] = {
      "Return how often each operator was handled in Python, by name."},
     {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS,
      "Return how often each operator was handled natively, by name."},
+    {"list_calls", calls<&OperatorInfo::list_calls>, METH_NOARGS,
+     "For tests: return how often each operator was handled by `lists.h`, by name."},
+    {"tells_of_blocks", tells_of_blocks, METH_NOARGS,
+     "Return whether the GPU's allocator tells of the blocks that it hands out. If so, it does from now on."},
+    {"needed", needed, METH_NOARGS,
+     "Return the most bytes of such blocks that the operator that Python is handling in this thread has had at once."},
+    {"read_times", read_times, METH_NOARGS, "Read what first calls on a GPU have taken, as far as it is known."},
     {"settle", settle, METH_NOARGS,
      "Move memory that is back to the address that was touched. Returns False if the system has no memory."},
     {"share", share, METH_NOARGS, "Let several threads take turns on the fast path. None may be on it now."},

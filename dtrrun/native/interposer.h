@@ -33,6 +33,7 @@ struct Underway {
   Ref signature;  // of calls with the same arguments, if these may take the fast path
   bool unpredicted;             // no formula can predict yet what it will allocate
   std::optional<OwnTime> time;  // since its kernel began, if it is timed
+  int64_t needed;               // the most bytes that its kernel has had at once on a GPU
   Underway* outer;
 };
 inline thread_local Underway* underway = nullptr;
@@ -47,11 +48,11 @@ class Interposer {
         kernels_(attribute(slow_path_.get(), "kernels")),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), core_(versions_.core), ledger(core_.ledger),
         operators_(python), lock_(slow_path_.get()), replays_(python, operators_, this->device),
-        admission_(slow_path_.get(), lock_, versions_), lists_(python, versions_),
+        admission_(slow_path_.get(), lock_, versions_), lists_(versions_),
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
         describer_(slow_path_.get(), this->device, versions_, first_calls_),
         recording_(python, slow_path_.get(), this->device, versions_),
-        kernel_(python, this->device, versions_, first_calls_),
+        measuring_(python, this->device), kernel_(python, this->device, versions_, first_calls_, measuring_),
         observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
@@ -130,6 +131,7 @@ class Interposer {
 
   void forget() {
     describer_.signatures.clear();
+    lists_.forget_kinds();
     observation_.identities.clear();
     replays_.forget();
   }
@@ -201,6 +203,9 @@ class Interposer {
     found->pin = pins::GRADIENT;
     return true;
   }
+
+  // Reads what has been measured on a GPU.
+  void poll() { measuring_.poll(); }
 
   Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
 
@@ -314,11 +319,10 @@ class Interposer {
     return done;
   }
   bool natively(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
-    if (info.handler == HandlerKind::VIEW) {
-      return versions_.observers.any() ? observed_view(info, arrival, watch, missed, turn) : view(info, arrival, watch);
-    }
-    if (info.handler != HandlerKind::LISTS) return fast(info, arrival, gil, watch, missed, turn);
-    return update_lists(info, arrival, gil, watch) || fast(info, arrival, gil, watch, missed, turn);
+    bool done = false;
+    if (info.handler == HandlerKind::VIEW && !versions_.observers.any()) done = view(info, arrival, watch);
+    if (info.handler == HandlerKind::LISTS) done = update_lists(info, arrival, gil, watch);
+    return done || fast(info, arrival, gil, watch, missed, turn);
   }
 
   // -- an operator in Python -----------------------------------------------------------------------
@@ -334,8 +338,9 @@ class Interposer {
     });
     Ref result;
     bool unpredicted;
+    auto lesson = first_calls_.lesson_of(info, values, arrival.count);
     {
-      Underway call{&arrival, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
+      Underway call{&arrival, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, 0, underway};
       underway = &call;
       struct Ends {
         ~Ends() { underway = underway->outer; }
@@ -356,7 +361,7 @@ class Interposer {
     }
     bool may_be_added = missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get());
     if (may_be_added) describer_.signatures.add(missed, signature.get());
-    if (may_be_added || unpredicted) first_calls_.learn(info, values, arrival.count, made);
+    if (lesson && (may_be_added || unpredicted)) first_calls_.learn(info, *lesson, made);
     arrival.set_results(std::move(made));
   }
 
@@ -431,11 +436,16 @@ class Interposer {
 
   // -- views -----------------------------------------------------------------------------------------
 
+  // Returns false if its storage is not in memory, or is new and does not fit.
   bool view(OperatorInfo& info, Arrival& arrival, Stopwatch& watch) {
     ledger.collect_dead();
     const at::Tensor* first = arrival.first();
     if (first == nullptr || !is_plain(*first)) return false;
-    Version* found = describer_.known_or_adopted(*first);
+    Version* found = versions_.of(*first);
+    if (found == nullptr) {
+      found = describer_.known_or_adopted(*first);
+      if (ledger.resident_bytes > ledger.limit) return false;
+    }
     if (found == nullptr || !(found->resident || info.untouching)) return false;
     found->last_access = ledger.clock;
     int64_t started = watch.is_on() ? now_ns() : 0;
@@ -443,27 +453,6 @@ class Interposer {
     if (watch.is_on()) add_brief(now_ns() - started, watch);
     ledger.age++;
     info.native_calls++;
-    return true;
-  }
-
-  // `view`, while operators are observed: it needs a signature, which holds its cost.
-  bool observed_view(OperatorInfo& info, Arrival& arrival, Stopwatch& watch, Key& missed, Turn& turn) {
-    ledger.collect_dead();
-    FastCall call(info, arrival, turn, versions_, device);
-    if (!describer_.describe(call)) return false;
-    if (!describer_.find_signature(call, missed)) return false;
-    PyObject* found = call.its_signature.get();
-    Observed observed(observation_, info, arrival, found);
-    observed.runs(true);
-    int64_t started = now_ns();
-    bool done = view(info, arrival, watch);
-    observed.runs(done);
-    if (!done) return false;
-    int64_t taken = now_ns() - started;
-    if (call.unpriced) first_calls_.price(found, info, *call.unpriced, arrival);
-    as_signature(found)->figures.learn_cost(taken);
-    observed.finished();
-    if (call.is_first) describer_.remember(missed, found);
     return true;
   }
 
@@ -508,6 +497,7 @@ class Interposer {
     operators_ns += ended - started;
     watch.leave_out(ended - started);
     info.native_calls++;
+    info.list_calls++;
     left_ = ended;
     return true;
   }
@@ -531,7 +521,12 @@ class Interposer {
     ledger.collect_dead();
     if (info.opaque && versions_.fingerprints.are_taken()) return false;  // one of its results is a workspace
     FastCall call(info, arrival, turn, versions_, device);
-    if (!describer_.describe(call) || !describer_.find_signature(call, missed) || !recording_.knows_replay(call)) return false;
+    if (!describer_.describe(call)) return false;
+    if (!describer_.find_signature(call)) {
+      Stopwatch::Pause pause(watch);  // Python measures its own time
+      if (!describer_.make_signature(call, missed)) return false;
+    }
+    if (!recording_.knows_replay(call)) return false;
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
     Observed observed(observation_, info, arrival, call.its_signature.get());
     call.observed = &observed;
@@ -541,11 +536,13 @@ class Interposer {
     watch.leave_out(admitted->all);
     bookkeeping_ns += admitted->all - admitted->elsewhere;
     try {
-      recording_.prepare(call);
+      if (!call.view) recording_.prepare(call);
     } catch (...) {
       core_.operators.abandon(call);
       throw;
     }
+    std::optional<ListUpdates::Kind> list;
+    if (info.handler == HandlerKind::LISTS) list = ListUpdates::kind_of(info, call.versions, call.values, call.count);
     bool brief = call.signature->calls >= Signature::SETTLED && call.signature->cost < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     observed.runs(true);
@@ -554,8 +551,11 @@ class Interposer {
       arrival.restore();
       return false;
     }
+    if (list && (device.is_cpu() || call.signature->calls >= Signature::SETTLED)) lists_.learn(*list, call.its_signature.get());
+    if (call.lesson) first_calls_.learn(info, *call.lesson, arrival.results());
     finish(call);
-    call_observer_.called();
+    if (!call.view) call_observer_.called();
+    if (!device.is_cpu() && (call.is_first || call.needed >= 0)) measured(call, missed);
     if (call.is_first) describer_.remember(missed, call.its_signature.get());
     watch.leave_out(turn.waited_ns - waited);
     if (timed) {
@@ -569,6 +569,12 @@ class Interposer {
     }
     info.native_calls++;
     return true;
+  }
+
+  // Called after one of its signature's first calls on a GPU.
+  void measured(FastCall& call, const Key& missed) {
+    measuring_.finished(call);
+    if (call.is_first) measuring_.loaded(call, missed);
   }
 
   // Called after its kernel has run.
@@ -604,6 +610,7 @@ class Interposer {
   FirstCalls first_calls_;
   Describer describer_;
   Recording recording_;
+  Measuring measuring_;
   KernelRun kernel_;
   Observation observation_;
   Slot any_reason_, home_, next_tick_, waiting_;

@@ -2,6 +2,8 @@
 // to stays resident, without recipes.
 #pragma once
 
+#include <map>
+
 #include "operator_info.h"
 #include "tensor_versions.h"
 
@@ -9,9 +11,34 @@ namespace dtrrun {
 
 class ListUpdates {
  public:
-  // python: the Python `Interposer`.
-  ListUpdates(PyObject* python, TensorVersions& versions)
-      : updates_(attribute(python, "updates")), versions_(versions), core_(versions.core), ledger(versions.ledger) {}
+  explicit ListUpdates(TensorVersions& versions) : versions_(versions), core_(versions.core), ledger(versions.ledger) {}
+
+  // What calls that cost about the same have in common. The types distinguish complex numbers.
+  struct Kind {
+    const OperatorInfo* info;
+    size_t tensors;
+    int64_t nbytes;
+    uint64_t dtypes;  // a bit for each
+    auto operator<=>(const Kind&) const = default;
+  };
+  // Returns the kind of a call on these versions.
+  template <class Versions>
+  static Kind kind_of(const OperatorInfo& info, const Versions& all, const IValue* values, size_t count) {
+    Kind kind{&info, all.size(), 0, 0};
+    for (const Version* one : all) kind.nbytes += one->nbytes;
+    for (size_t place = 0; place < count; place++) {
+      if (values[place].isTensor() && values[place].toTensor().defined()) kind.dtypes |= bit_of(values[place].toTensor());
+      if (!values[place].isTensorList()) continue;
+      for (const IValue& item : values[place].toListRef()) kind.dtypes |= bit_of(item.toTensor());
+    }
+    return kind;
+  }
+  // Such a call has run, on the longer way: the next ones may come here.
+  void learn(const Kind& kind, PyObject* signature) {
+    if (known_.size() >= MOST) known_.clear();
+    known_[kind] = Ref::copy(signature);
+  }
+  void forget_kinds() { known_.clear(); }
 
   // Finds what the call reads and writes. Returns false if the call has to take the general path. If only a dependent could not be
   // rescued, what the call writes to is constant by then, as Python would make it.
@@ -42,25 +69,26 @@ class ListUpdates {
   bool look(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     ledger.collect_dead();
     loose_.clear();
-    int64_t nbytes = 0;
-    uint64_t dtypes = 0;
+    Kind kind{&info, 0, 0, 0};
     int64_t clock = ledger.clock;
     for (size_t place = 0; place < schema.arguments().size(); place++) {
       const IValue& value = values[place];
       bool writes = std::find(info.mutates.begin(), info.mutates.end(), place) != info.mutates.end();
       if (value.isTensor()) {
-        if (value.toTensor().defined() && !add(value.toTensor(), writes, nbytes, dtypes)) return false;
+        if (value.toTensor().defined() && !add(value.toTensor(), writes, kind)) return false;
       } else if (schema.arguments()[place].kwarg_only()) {
         if (value.isList()) return false;
       } else if (value.isTensorList()) {
         for (const IValue& tensor : value.toListRef())
-          if (!add(tensor.toTensor(), writes, nbytes, dtypes)) return false;
+          if (!add(tensor.toTensor(), writes, kind)) return false;
       } else if (value.isOptionalTensorList()) {
         return false;
       }
     }
-    signature_ = find(info, nbytes, dtypes);
-    if (!signature_ || as_signature(signature_.get())->figures.calls == 0) return false;
+    kind.tensors = found_.size();
+    auto known = known_.find(kind);
+    if (known == known_.end()) return false;
+    signature_ = Ref::copy(known->second.get());
     int64_t made = as_signature(signature_.get())->figures.output_bytes;
     if (made != 0 && ledger.resident_bytes + made > ledger.limit) return false;
     for (Version* one : found_) {
@@ -89,29 +117,17 @@ class ListUpdates {
     return !one->constant() || core_.copies.wants(one);  // or it is about to become a constant
   }
 
-  bool add(const at::Tensor& tensor, bool writes, int64_t& nbytes, uint64_t& dtypes) {
+  bool add(const at::Tensor& tensor, bool writes, Kind& kind) {
     if (!is_plain(tensor)) return false;
     Version* one = versions_.of(tensor);
     if (one == nullptr) return false;
     found_.push_back(one);
-    nbytes += one->nbytes;
-    dtypes |= uint64_t{1} << static_cast<int>(tensor.scalar_type());
+    kind.nbytes += one->nbytes;
+    kind.dtypes |= bit_of(tensor);
     if (!writes) return true;
     written_.push_back(tensor);
     targets_.emplace_back(one);
     return true;
-  }
-  // Finds the signature under `list_key` (runtime/dispatch/signatures.py).
-  Ref find(const OperatorInfo& info, int64_t nbytes, uint64_t dtypes) const {
-    Ref types = checked(PyList_New(0));
-    for (int type = 0; type < 64; type++)
-      if (dtypes >> type & 1)
-        PyList_Append(types.get(), reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(type))));
-    Ref key = checked(Py_BuildValue("(OnNL)", info.func.get(), static_cast<Py_ssize_t>(found_.size()),
-                                    PyFrozenSet_New(types.get()), static_cast<long long>(nbytes)));
-    PyObject* known = PyDict_GetItemWithError(updates_.get(), key.get());  // hashes the operator in Python
-    if (known == nullptr && PyErr_Occurred()) raise();
-    return Ref::copy(known);
   }
   void forget() {
     written_.clear();
@@ -119,7 +135,11 @@ class ListUpdates {
     found_.clear();
   }
 
-  Ref updates_, signature_;
+  static constexpr size_t MOST = 10'000;  // a program whose lists never repeat: start over rather than grow forever
+  static uint64_t bit_of(const at::Tensor& tensor) { return uint64_t{1} << static_cast<int>(tensor.scalar_type()); }
+
+  std::map<Kind, Ref> known_;
+  Ref signature_;
   TensorVersions& versions_;
   Core& core_;
   Ledger& ledger;

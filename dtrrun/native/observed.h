@@ -78,9 +78,6 @@ struct ObservedCall {
   bool is_exact() const {
     return info->handler == HandlerKind::PLAIN ? info->makes_tensors : info->handler != HandlerKind::LISTS;
   }
-  static bool is_hole(const IValue& value) {
-    return value.isTensor() && value.toTensor().defined() && !stands_for_number(value);
-  }
   // Calls function(place, tensor) for each hole, in order.
   template <class Function>
   void each_tensor(const Function& function) const {
@@ -160,21 +157,11 @@ struct ObservedCall {
   Ref identity() const {
     auto known = by->identities.find(signature);
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
-    auto [args, kwargs] = to_arguments(arrival->schema(), values(), PyList_New, [&](size_t place) { return template_at(place); });
+    auto [args, kwargs] = templates_of(arrival->schema(), values(), *info->enumerations);
     Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOO", info->operator_.get(), args.get(),
                                            kwargs ? kwargs.get() : Py_None, geometries().get()));
     if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
     return made;
-  }
-  Ref template_at(size_t place) const {
-    const IValue& value = values()[place];
-    if (is_hole(value)) return Ref::copy(tensor_slot);
-    if (!value.isTensorList() && !value.isOptionalTensorList()) return to_python(value, (*info->enumerations)[place]);
-    auto items = value.toListRef();
-    Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));
-    for (size_t i = 0; i < items.size(); i++)
-      PyList_SET_ITEM(list.get(), i, Ref::copy(is_hole(items[i]) ? tensor_slot : Py_None).release());
-    return list;
   }
   // Returns the storage and the geometry of each tensor among the results; None for those without a plain storage.
   Ref results() const {

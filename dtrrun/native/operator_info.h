@@ -14,7 +14,7 @@ namespace dtrrun {
 enum class Formula {
   UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, SHAPED, COUNTED, ONE, SECOND, REDUCED, EMBEDDING, EMBEDDING_BACKWARD,
   BATCH_NORM, BATCH_NORM_BACKWARD, LAYER_NORM, LAYER_NORM_BACKWARD, GROUP_NORM, GROUP_NORM_BACKWARD,
-  CONVOLUTION, CONVOLUTION_BACKWARD, MAX_POOL, AVG_POOL,
+  CONVOLUTION, CONVOLUTION_BACKWARD, MAX_POOL, AVG_POOL, NLL_LOSS,
 };
 
 inline Formula formula_named(std::string_view name) {
@@ -28,6 +28,7 @@ inline Formula formula_named(std::string_view name) {
       {"group_norm", Formula::GROUP_NORM}, {"group_norm_backward", Formula::GROUP_NORM_BACKWARD},
       {"convolution", Formula::CONVOLUTION}, {"convolution_backward", Formula::CONVOLUTION_BACKWARD},
       {"max_pool", Formula::MAX_POOL}, {"avg_pool", Formula::AVG_POOL},
+      {"nll_loss", Formula::NLL_LOSS},
   };
   for (auto [known, formula] : NAMES)
     if (name == known) return formula;
@@ -46,16 +47,19 @@ struct OperatorInfo {
   bool blank = false;   // it overwrites memory that nothing has written to, perhaps only a part of it
   std::vector<size_t> mutates;  // the places of the tensors, or lists of them, that it writes to
   bool replayable = false, grows = false;  // it may have a recipe; what it writes to may become larger
+  bool dynamic = false;         // the size of its results depends on data
+  bool convolves = false;       // its library can do without a workspace, by another algorithm
+  bool chooses_kernels = false;  // its library chooses one by the sizes of its arguments
+  bool counts_flops = false;     // the cost model knows its FLOPs
   bool varies = false;          // what it allocates varies between calls of one signature
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of the training flag (-1: it trains)
   bool updates = false;                       // it writes to the statistics
   Formula formula = Formula::UNKNOWN;  // of what it allocates
-  bool first_calls = false;            // first calls may be handled here
   Ref replay;  // what is run again, without the statistics
   KernelState::Recent states;  // of its last calls
   bool writes_to(size_t place) const { return std::find(mutates.begin(), mutates.end(), place) != mutates.end(); }
   bool general = true;  // its kernels read only the general settings
-  int64_t python_calls = 0, native_calls = 0;
+  int64_t python_calls = 0, native_calls = 0, list_calls = 0;  // list_calls: of the native ones, those of lists.h
   Ref func, operator_;
   std::vector<Enumeration>* enumerations = new std::vector<Enumeration>();  // never freed: recipes refer to it
 };

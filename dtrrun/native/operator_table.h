@@ -85,7 +85,10 @@ class OperatorTable {
     info.uninitialised = truth(learned.get(), "uninitialised");
     info.replayable = truth(learned.get(), "replayable") && !info.uninitialised;
     info.grows = truth(learned.get(), "grows");
-    info.varies = info.grows || truth(learned.get(), "dynamic");
+    info.dynamic = truth(learned.get(), "dynamic");
+    info.varies = info.grows || info.dynamic;
+    info.convolves = truth(learned.get(), "convolves");
+    info.chooses_kernels = truth(learned.get(), "chooses_kernels");
     Ref statistics = attribute(learned.get(), "statistics");
     if (statistics.get() != Py_None) {
       if (!PyArg_ParseTuple(attribute(statistics.get(), "positions").get(), "ii", info.statistics, info.statistics + 1))
@@ -98,8 +101,8 @@ class OperatorTable {
     }
     Ref formula = checked(PyObject_CallMethod(python_.get(), "formula_of", "O", func.get()));
     if (formula.get() != Py_None) info.formula = formula_named(PyUnicode_AsUTF8(formula.get()));
-    Ref first_calls = checked(PyObject_CallMethod(python_.get(), "has_native_first_calls", nullptr));
-    info.first_calls = first_calls.get() == Py_True;
+    Ref flops = checked(PyObject_CallMethod(python_.get(), "counts_flops", "O", func.get()));
+    info.counts_flops = flops.get() == Py_True;
     info.general = truth(learned.get(), "general");
     bool numbers = takes_numbers(op.operator_name());
     for (const auto& argument : op.schema().arguments()) info.enumerations->push_back(enumeration_of(argument, numbers));

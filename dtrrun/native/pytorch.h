@@ -46,11 +46,10 @@ class Untraced {
 inline bool has_python_key(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
-// Returns true for a defined tensor that is none of Python's own, nor a conjugate or negative view, whose bits signatures and
-// recipes do not have.
+// Returns true for a defined tensor that is none of Python's own, and whose content is what its memory holds.
 inline bool is_plain(const at::Tensor& tensor) {
   using c10::DispatchKey;
-  constexpr c10::DispatchKeySet others({DispatchKey::Python, DispatchKey::Conjugate, DispatchKey::Negative});
+  constexpr c10::DispatchKeySet others({DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
   return tensor.defined() && !tensor.unsafeGetTensorImpl()->key_set().has_any(others);
 }
 

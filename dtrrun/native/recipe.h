@@ -46,8 +46,6 @@ class Recipe {
   const int* holes() const { return reinterpret_cast<const int*>(values() + count); }
 };
 
-inline PyObject* tensor_slot = nullptr;  // core.graph.TENSOR_SLOT
-
 inline Ref template_of(const Recipe& recipe, size_t place) {
   int count = recipe.holes()[place];
   if (count == VALUE) return to_python(recipe.values()[place], (*recipe.enumerations)[place]);

@@ -1,4 +1,4 @@
-// Runs a recorded operator again, like `Executor.execute` in runtime/execute.py, for recipes that the fast path has recorded.
+// Runs a recorded operator again, from a recipe that the fast path has recorded.
 //
 // `core/rematerialize.h` decides what is run again, and in which order.
 #pragma once
@@ -28,10 +28,11 @@ struct Geometry {
   c10::SmallVector<int64_t, 5> size, stride;
   int64_t offset = 0;
   caffe2::TypeMeta dtype;
+  bool conjugate = false, negative = false;  // bits that its kernels resolve
 
-  // Returns false if the tuple says more than that.
-  bool read(PyObject* tuple) {
-    if (PyTuple_GET_SIZE(tuple) != 4) return false;
+  // All bytes of a storage.
+  explicit Geometry(int64_t nbytes) : size{nbytes}, stride{1}, dtype(caffe2::TypeMeta::Make<uint8_t>()) {}
+  explicit Geometry(PyObject* tuple) {
     auto numbers = [](PyObject* from, c10::SmallVector<int64_t, 5>& to) {
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(from); i++) to.push_back(as_number(PyTuple_GET_ITEM(from, i)));
     };
@@ -39,13 +40,17 @@ struct Geometry {
     numbers(PyTuple_GET_ITEM(tuple, 1), stride);
     offset = as_number(PyTuple_GET_ITEM(tuple, 2));
     dtype = c10::scalarTypeToTypeMeta(reinterpret_cast<THPDtype*>(PyTuple_GET_ITEM(tuple, 3))->scalar_type);
-    return true;
+    if (PyTuple_GET_SIZE(tuple) == 4) return;
+    conjugate = PyTuple_GET_ITEM(tuple, 4) == Py_True;
+    negative = PyTuple_GET_ITEM(tuple, 5) == Py_True;
   }
   at::Tensor over(const c10::Storage& storage) const {
     auto key = storage.device_type() == c10::DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
     at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), DispatchKeySet(key), dtype);
     tensor.unsafeGetTensorImpl()->set_storage_offset(offset);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+    if (conjugate) tensor._set_conj(true);
+    if (negative) tensor._set_neg(true);
     return tensor;
   }
 
@@ -82,21 +87,18 @@ class Replays {
     auto* found = reinterpret_cast<PyObject*>(enclosing(maker.signature));
     auto geometries = geometries_of(found);
     if (geometries == nullptr || geometries->size() != run.uses.size()) return false;
-    for (Node* source : maker)
-      if (as_version(source)->escaped) return false;
-    bool allocates =
-        std::any_of(run.uses.begin(), run.uses.end(), [](Use use) { return use == Use::COPY || use == Use::BLANK; });
-    if (!device_.is_cpu() && (allocates || recipe.rng)) return false;
     c10::SmallVector<c10::Storage, 4> targets(run.uses.size());  // that it writes to, by place
-    Stack stack = arguments(recipe, *geometries, run, targets);
-    int64_t started = now_ns();
+    Stack stack;
+    int64_t started = 0;
     try {
+      stack = arguments(recipe, *geometries, run, targets);
+      started = now_ns();
       Restored settings(*recipe.state);
       Drawing drawing(python_.get(), recipe);
       Shortage::Kernel::run(/*locked=*/true, /*own=*/!info.foreign, [&] { call(recipe, *maker.signature, &stack); });
       drawing.end();
     } catch (...) {
-      if (!device_.is_cpu() && can_retry(python_.get(), info.operator_.get())) return false;
+      if (!device_.is_cpu() && may_replay_again(info)) return false;
       throw;
     }
     run.cost = now_ns() - started;
@@ -133,9 +135,16 @@ class Replays {
     Ref context_;
   };
 
+  // Called while an exception is being handled. Returns true if it means that a GPU ran out of memory, so that Python may run the
+  // operator again.
+  bool may_replay_again(const OperatorInfo& info) const {
+    Ref error = as_error(std::current_exception());
+    return checked(PyObject_CallMethod(python_.get(), "may_replay_again", "OO", info.operator_.get(), error.get())).get() == Py_True;
+  }
+
   // Returns the operator's arguments. targets: receives the storages that it writes to, by place.
-  static Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Run& run,
-                         c10::SmallVector<c10::Storage, 4>& targets) {
+  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Run& run,
+                  c10::SmallVector<c10::Storage, 4>& targets) const {
     c10::SmallVector<at::Tensor, 6> tensors;
     for (size_t place = 0; place < run.uses.size(); place++) {
       TensorEntry entry = run.maker->tensor(place);
@@ -187,12 +196,18 @@ class Replays {
     }
     return as_torch(run.held[read]);
   }
-  static c10::Storage blank_storage(int64_t nbytes) {
-    return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetCPUAllocator(), /*resizable=*/true};
+  c10::Storage blank_storage(int64_t nbytes) const {
+    return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetAllocator(device_.type()), /*resizable=*/true};
   }
-  static c10::Storage copy_of(const c10::Storage& storage) {
-    c10::Storage copy = blank_storage(static_cast<int64_t>(storage.nbytes()));
-    std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
+  c10::Storage copy_of(const c10::Storage& storage) const {
+    auto nbytes = static_cast<int64_t>(storage.nbytes());
+    c10::Storage copy = blank_storage(nbytes);
+    if (device_.is_cpu()) {
+      std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
+    } else {
+      Geometry whole(nbytes);
+      whole.over(copy).copy_(whole.over(storage));
+    }
     return copy;
   }
 
@@ -212,9 +227,9 @@ class Replays {
     auto known = geometries_.find(found);
     if (known == geometries_.end()) {
       Ref tuples = attribute(found, "geometries"), same = attribute(found, "same");
-      auto all = std::make_shared<std::vector<Geometry>>(PyTuple_GET_SIZE(tuples.get()));
+      auto all = std::make_shared<std::vector<Geometry>>();
       bool readable = PyTuple_GET_SIZE(same.get()) == 0;
-      for (size_t i = 0; readable && i < all->size(); i++) readable = (*all)[i].read(PyTuple_GET_ITEM(tuples.get(), i));
+      for (PyObject* one : Items(tuples.get())) all->emplace_back(one);
       if (!readable) all.reset();
       known = geometries_.emplace(found, std::pair(Ref::copy(found), std::move(all))).first;
     }

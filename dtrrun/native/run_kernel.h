@@ -2,6 +2,7 @@
 #pragma once
 
 #include "contention.h"
+#include "measuring.h"
 #include "record.h"
 #include "replays.h"
 #include "shortage.h"
@@ -10,14 +11,17 @@ namespace dtrrun {
 
 class KernelRun {
  public:
-  KernelRun(PyObject* python, const Device& device, TensorVersions& versions, FirstCalls& first_calls)
-      : python_(Ref::copy(python)), device_(device), core_(versions.core), first_calls_(first_calls) {}
+  KernelRun(PyObject* python, const Device& device, TensorVersions& versions, FirstCalls& first_calls, Measuring& measuring)
+      : python_(Ref::copy(python)), device_(device), core_(versions.core), first_calls_(first_calls), measuring_(measuring) {}
 
   // Runs the kernel of an admitted call. Returns false if it did not begin because a GPU ran out of memory: then Python will
   // run it again. started: when it begins, or 0 if `ended` is not needed.
   bool run(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
     Signature& figures = *call.signature;
-    OwnTime own(figures.calls < Signature::SETTLED, started);
+    bool settled = figures.calls >= Signature::SETTLED;
+    OwnTime own(!settled, started);
+    std::optional<Measuring::Call> measured;
+    if (!settled && !device_.is_cpu()) measured.emplace(measuring_, figures);
     bool has_run = false;
     auto run_kernel = [&] {
       Shortage::Kernel::run(/*locked=*/true, /*own=*/!call.info.foreign, [&] { call.arrival.run(); });
@@ -32,7 +36,8 @@ class KernelRun {
         Gil::Released released(gil);
         run_kernel();
       }
-      if (call.unpriced) first_calls_.price(call.its_signature.get(), call.info, *call.unpriced, call.arrival);
+      if (measured) measured->ended();
+      if (call.unpriced) first_calls_.price(figures, call.info, *call.unpriced, call.arrival);
     } catch (...) {
       bool retried = false;
       try {
@@ -49,7 +54,12 @@ class KernelRun {
       core_.operators.abandon(call);
       return false;
     }
-    figures.learn_cost(own.of(ended - started));
+    if (device_.is_cpu()) {
+      figures.learn_cost(own.of(ended - started));
+    } else if (!settled) {
+      measuring_.count(figures);
+      call.needed = measured->needed();
+    }
     call.cost = figures.cost;
     return true;
   }
@@ -78,6 +88,7 @@ class KernelRun {
   const Device& device_;
   Core& core_;
   FirstCalls& first_calls_;
+  Measuring& measuring_;
 };
 
 }  // namespace dtrrun

@@ -9,6 +9,9 @@
 
 namespace dtrrun {
 
+// Returns the bits of a tensor that its kernels resolve: 1: conjugate, 2: negative.
+inline int lazy_bits(const at::Tensor& tensor) { return tensor.is_conj() | tensor.is_neg() << 1; }
+
 class Key {
  public:
   void clear() { size_ = 0; }
@@ -18,7 +21,8 @@ class Key {
     auto sizes = impl->sizes();
     auto strides = impl->strides();
     uint64_t* next = room_for(2 + 2 * sizes.size());
-    *next++ = TENSOR | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 | sizes.size() << 16;
+    *next++ = TENSOR | static_cast<uint64_t>(c10::typeMetaToScalarType(impl->dtype())) << 8 |
+              static_cast<uint64_t>(lazy_bits(tensor)) << 16 | sizes.size() << 24;
     for (int64_t size : sizes) *next++ = static_cast<uint64_t>(size);
     for (int64_t stride : strides) *next++ = static_cast<uint64_t>(stride);
     *next = with_offset ? static_cast<uint64_t>(impl->storage_offset()) : 0;

@@ -24,10 +24,20 @@ def modelled_ns(
     rates: tuple[int, int, int] = CPU,
 ) -> int:
     """Return the nanoseconds of one call that reads and writes `nbytes` in total."""
-    flops = 0
+    launch_ns, bytes_per_ns, flops_per_ns = rates
+    flops = flops_of(func, args, kwargs, result)
+    return launch_ns + nbytes // bytes_per_ns + flops // flops_per_ns
+
+
+def has_formula(func: Any) -> bool:
+    """Return whether PyTorch can count an operator's FLOPs."""
+    return getattr(func, "_overloadpacket", None) in flop_registry
+
+
+def flops_of(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> int:
+    """Return the FLOPs of one call, or 0 if unknown."""
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
         with suppress(Exception):  # the formula may not support these arguments
-            flops = int(formula(*args, **kwargs, out_val=result))
-    launch_ns, bytes_per_ns, flops_per_ns = rates
-    return launch_ns + nbytes // bytes_per_ns + flops // flops_per_ns
+            return int(formula(*args, **kwargs, out_val=result))
+    return 0

@@ -177,6 +177,11 @@ _WRITES_UNSAID = {
     "aten::batch_norm_update_stats": (1, 2),
 }
 
+# Their GPU library can do without a workspace, using another algorithm with different bits.
+_CONVOLVES = {"aten::convolution", "aten::convolution_backward"}
+# Libraries that choose and load a kernel depending on their arguments' sizes.
+_CHOOSES_KERNELS = _CONVOLVES | {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+
 # They make state that cuDNN advances in every call that receives it: nothing may be recomputed from it.
 _KEEPS_STATE = {"aten::_cudnn_init_dropout_state"}
 
@@ -193,9 +198,11 @@ class Operator:
 
     __slots__ = (
         "calls_others",
+        "chooses_kernels",
         "collective",
         "compares_tensors",
         "composite",
+        "convolves",
         "described",
         "dynamic",
         "foreach",
@@ -313,6 +320,8 @@ class Operator:
         if name in _WRITES_UNSAID:
             self.mutates = _WRITES_UNSAID[name]
         self.keeps_state = name in _KEEPS_STATE
+        self.convolves = name in _CONVOLVES
+        self.chooses_kernels = name in _CHOOSES_KERNELS
         self.takes_storage = "Storage" in func._overloadname
         self.shares_memory = name == "aten::_lazy_clone"  # between two storages, until one is written to
         self.opaque_output = _OPAQUE_OUTPUT.get(name, -1)
@@ -326,7 +335,6 @@ class Operator:
             self.composite
             or self.reshapes_storage
             or not self.replayable
-            or (self.opaque_output >= 0 and self.statistics is None)
             or self.keeps_state
             or self.calls_others
             or self.compares_tensors

@@ -497,6 +497,8 @@ class Session:
         is_first, self.error = self.error is None, facts
         moment: Any = Moment(self.ledger, self.dtr.history, inputs)  # in place of the parts themselves
         signatures = self.slow_path.signatures.all()
+        if failed is not None and failed.geometries and all(one is not failed for one in signatures):
+            signatures.append(failed)  # a first call
         growth = self.device.pool_growth_bytes()
         # A later error's advice may be asked for when the graph has gone.
         rehearsal = Rehearsal(self.dtr, self._heuristic, inputs) if is_first else None

@@ -117,7 +117,7 @@ def test_on_the_fast_path_room_that_another_has_been_promised_is_none(meet):
             lambda: results.append(operator(one)),
             lambda: kept.append(torch.full((UNIT // 4,), 4.0)),
         )
-        assert session.interposer.python_calls["aten.full"] == before["aten.full"]
+        assert session.interposer.python_calls.get("aten.full") == before.get("aten.full")
         assert session.report()["peak_bytes"] <= 4 * UNIT + UNIT // 2
         assert session.report()["evictions"] == 1
     assert [tensor[0].item() for tensor in kept] == [1, 2, 3, 4]

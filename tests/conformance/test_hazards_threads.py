@@ -227,7 +227,7 @@ def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread(monkeypa
         in_a_thread(lambda: base + 1)  # from now on, several threads use the session
         slow_path = session.slow_path
         slow_path.reasons.add("a test")  # another test covers the fast path
-        monkeypatch.setattr(slow_path, "_native", Slowed(slow_path._native))
+        monkeypatch.setattr(slow_path, "native", Slowed(slow_path.native))
         thread = threading.Thread(target=lambda: base.add_(100))
         assert session.dtr.eviction.evict_if_possible(slow_path.version_of(kept))
         thread.start()

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import signal
 import threading
 
 import pytest
@@ -293,28 +292,6 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
         assert torch.equal(found, expected)
 
 
-def test_an_interrupt_while_an_operator_is_hashed(monkeypatch):
-    """Operators are hashed in Python."""
-    hash_of = torch._ops.OpOverload.__hash__
-    pending = []
-
-    def interrupted(operator):
-        while pending:
-            pending.pop()
-            signal.raise_signal(signal.SIGINT)
-        return hash_of(operator)
-
-    ones = [torch.ones(8) for _ in range(3)]
-    with dtrrun.budget(None):
-        for _ in range(3):
-            torch._foreach_add_(ones, ones)
-        monkeypatch.setattr(torch._ops.OpOverload, "__hash__", interrupted)
-        pending.append(True)
-        with pytest.raises(KeyboardInterrupt):
-            torch._foreach_add_(ones, ones)
-        assert not pending
-
-
 def test_one_session_at_a_time_and_none_afterwards(extension):
     for _ in range(3):
         with dtrrun.budget("1GB"):
@@ -513,7 +490,7 @@ def test_draws_from_a_generator_stay_out_of_python():
         assert session.report()["rematerializations"] >= 20
         in_python = session.interposer.python_calls
     drawing = {"aten.randn", "aten.randint", "aten.normal_", "aten.uniform_"}
-    assert {one: in_python[one] for one in drawing & in_python.keys()} == {"aten.randn": 1, "aten.randint": 1}
+    assert not drawing & in_python.keys()
 
 
 def test_what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_changes():

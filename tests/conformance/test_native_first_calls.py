@@ -169,6 +169,7 @@ def run(call, *, limit, slow=False, sizes=SIZES):
         known = {
             (one.operator.name, one.geometries): (*figures(one), one.replayed_as and figures(one.replayed_as))
             for one in session.slow_path.signatures.all()
+            if not one.operator.view  # only the slow path has all of these
         }
         check_accounts(session)
         peak = session.ledger.peak_bytes
@@ -181,7 +182,7 @@ def test_what_is_known_of_first_calls(name, limit):
     results, known, peak, _ = run(CALLS[name], limit=limit)
     others, reference, same_peak, _ = run(CALLS[name], limit=limit, slow=True)
     torch.testing.assert_close(results, others, rtol=0, atol=0, equal_nan=True)
-    assert known == {one: reference[one] for one in known}  # only the slow path has signatures of views
+    assert known == {one: reference[one] for one in known}
     assert peak == same_peak or limit == 1
 
 
@@ -219,8 +220,7 @@ def test_parameters_and_state_become_constants_natively():
     found, in_python = pins(slow=False)
     assert found == pins(slow=True)[0]
     assert [pin for pin, *_ in found] == ["parameter"] * 2 + ["running statistics"] * 2 + ["updated in place"]
-    assert in_python["aten.add_"] <= 1  # the optimizer's: the first of its kind
-    assert in_python["aten.native_batch_norm"] == 1
+    assert not in_python
 
 
 IMPOSSIBLE = {
@@ -266,7 +266,7 @@ def test_a_formula_that_does_not_fit_is_not_used_again():
         finally:
             del session.interposer.formula_of
         assert torch.equal(made, torch.ones(10))
-        assert session.interposer.python_calls["aten.repeat"] == 3
+        assert session.interposer.native_calls["aten.repeat"] == 3
         check_accounts(session)
 
 
@@ -284,7 +284,7 @@ def test_what_is_larger_than_a_formula_says_is_corrected_and_made_room_for(budge
             made = x.repeat(2)
         finally:
             del session.interposer.formula_of
-        assert session.interposer.python_calls["aten.repeat"] == 1
+        assert session.interposer.native_calls["aten.repeat"] == 2
         [known] = [one for one in session.slow_path.signatures.all() if one.output_bytes >= 2_000_000]
         assert (known.operator.name, known.output_bytes, known.guessed) == ("aten.repeat", 2_000_000, False)
         assert session.ledger.resident_bytes <= session.ledger.limit

@@ -529,7 +529,8 @@ def stepped(session):
 
 def unprofiled(session, name):
     """Return the signature of an operator whose first calls are still being measured."""
-    return next(one for one in session.device.operators._young.values() if one.operator.name == name)
+    signatures = session.slow_path.signatures.all()
+    return next(one for one in signatures if one.operator.name == name and one.calls < one.SETTLED)
 
 
 # -- programs --------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_new_kernels_are_looked_for_with_each_dtype(monkeypatch):
         single = tensor()
         double = single.double()
         looks = []
-        monkeypatch.setattr(session.device.operators, "_loaded", lambda: looks.append(1))
+        monkeypatch.setattr(session.device.operators, "loaded", lambda: looks.append(1))
         for one in (single, single, double, double):
             one.mul(2.0)
             looks.append(0)

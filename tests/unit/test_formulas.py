@@ -279,6 +279,29 @@ def made(func, family, rng):
     return [some_size(rng), *value], kwargs
 
 
+def made_like(func, family, rng):
+    x = torch.ones(2, dtype=family.choice(TYPES))
+    value = [family.choice([1, 2.0, True])] if func is aten.new_full.default else []
+    return [x, some_size(rng), *value], family.choice([{}, {"dtype": torch.float64}])
+
+
+def drawn(func, family, rng):
+    least = [1] if func is aten.randint.low else []
+    return [*least, 5, some_size(rng)], family.choice([{}, {"dtype": torch.float64}])
+
+
+def compared(func, family, rng):
+    """The loss of log-probabilities, with and without weights."""
+    dtype, reduction, weighted = family.choice(TYPES[:3]), family.choice([0, 1, 2]), family.random() < 0.5
+    x = torch.ones(rng.randint(1, 9), 5, dtype=dtype)
+    target = torch.zeros(x.shape[0], dtype=torch.int64)
+    rest = [torch.ones(5, dtype=dtype) if weighted else None, reduction, -100]
+    if func is aten.nll_loss_forward.default:
+        return [x, target, *rest], {}
+    loss, total = aten.nll_loss_forward(x, target, *rest)
+    return [torch.ones_like(loss), x, target, *rest, total], {}
+
+
 def counted(func, family, rng):
     kind, kwargs = family.choice([int, int, float]), family.choice([{}, {"dtype": torch.float64}])
     first, length, step = rng.randint(-3, 3), rng.randint(0, 9), rng.choice([1, 2, -3])
@@ -329,6 +352,9 @@ MAKERS = {
         aten.avg_pool2d_backward,
     ],
     made: [aten.empty.memory_format, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn],
+    made_like: [aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full],
+    drawn: [aten.randint, aten.randint.low],
+    compared: [aten.nll_loss_forward, aten.nll_loss_backward],
     counted: [aten.arange, aten.arange.start, aten.arange.start_step],
 }
 CALLS = dict.fromkeys(elementwise_operators(), elementwise) | {
@@ -390,14 +416,13 @@ def test_a_family_is_asked_of_once(asked):
 
 
 def test_what_is_unusual_is_asked_every_time(asked):
-    x, z = torch.ones(40), torch.ones(40, dtype=torch.complex64)
+    x = torch.ones(40)
     usual = [(aten.mul.Tensor, [x, x]), (aten.sum.dim_IntList, [x, [0]])]
     usual.append((aten.mm.default, [torch.ones(4, 5), torch.ones(5, 4)]))
     usual.append((aten.bmm.default, [torch.ones(3, 4, 5), torch.ones(3, 5, 4)]))
     for call in usual:
         assert not is_known(asked, *call)
     for _ in range(2):
-        assert not is_known(asked, aten.mul.Tensor, [z.conj(), z])
         assert not is_known(asked, aten.mul.Tensor, [x, torch.ones(41)])  # fails, as do the next three
         assert not is_known(asked, aten.mm.default, [torch.ones(4, 5), torch.ones(4, 5)])
         assert not is_known(asked, aten.bmm.default, [torch.ones(3, 4, 5), torch.ones(2, 5, 4)])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dtrrun.runtime import rng
+from dtrrun.runtime.cost_model import GPU as GPU_RATES
 from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.dispatch.interposer import CPU, NO_KEYWORDS, Interposer
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
@@ -33,6 +34,8 @@ class CudaInterposer(Interposer):
         super().__init__(native, slow_path, noticed, alert)
         self.device = device
         self.device_type = device.type
+        self.times = device.operators.times
+        self.prices = True  # until an event says more
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         entered = now_ns()
@@ -52,6 +55,39 @@ class CudaInterposer(Interposer):
             raise
 
     # -- for the fast path -----------------------------------------------------------------------
+
+    rates = GPU_RATES
+
+    def metering(self) -> int:
+        """Return how the memory that first calls need is measured: 0 for not at all, 1 by the blocks of which
+        the allocator tells, or 2 by its statistics."""
+        operators = self.device.operators
+        return 0 if operators.blind else 1 if operators.tells_of_blocks() else 2
+
+    def statistics(self) -> Any:
+        """Return what `taken` needs from before a call."""
+        return self.device.operators.state()
+
+    def taken(self, before: Any) -> int:
+        """Return the bytes that a call has used at its peak."""
+        return int(self.device.operators.taken(before))
+
+    def occupy(self) -> None:
+        """Give the GPU some work that takes longer than the launch of an operator."""
+        self.device.gpu.occupy()
+
+    def loaded(self) -> None:
+        """Note that a call may have loaded kernels, or a library."""
+        self.device.operators.loaded()
+
+    def may_replay_again(self, operator: Operator, error: Any) -> bool:
+        """Return whether the slow path may repeat a replay that raised `error`, for lack of memory."""
+        device = self.device
+        if not device.operators.can_retry(operator, error, True):
+            return False
+        device.retry.met(error)
+        device.retry.refused = requested(str(error))
+        return True
 
     @staticmethod
     def join() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from dtrrun.core.graph import Operation, Signature
@@ -17,14 +17,10 @@ from dtrrun.runtime.rng import put_back
 from dtrrun.runtime.storage import size_of, storage_of
 from dtrrun.settings import RuntimeSettings
 
-CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
-"""Operators whose library can do without a workspace, using another algorithm with different bits."""
-LIBRARIES = CONVOLUTIONS | {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
-"""Operators of libraries that choose and load a kernel depending on their arguments' sizes."""
 TIMED = 3
 """Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host). If none of them
 counts, since the allocator has waited for the GPU, more are, up to `Signature.SETTLED`."""
-MOST = 10_000  # calls that are new to a session, and kernels seen: start over rather than grow forever
+MOST = 10_000  # kernels seen
 LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 
 SIDE_STREAM = (
@@ -38,34 +34,18 @@ class CudaOperators:
     def __init__(self, gpu: Any, settings: RuntimeSettings, loaded: Callable[[], None]) -> None:
         """loaded: called after the first call of each operator on tensors of these dtypes."""
         self.gpu = gpu
-        self._loaded = loaded
+        self.loaded = loaded
         self.timer = Timer(gpu.event, gpu.home_stream, gpu.occupy)
         self.capturing = False  # a CUDA graph
         self.blind = False  # an allocator without statistics
-        self._timed = settings.cost == "measured"
-        self._young: dict[Any, Signature] = {}
-        self._seen: set[Any] = set()  # operators with dtypes, and signatures of `LIBRARIES`
+        self.times = settings.cost == "measured"
+        self._seen: set[Any] = set()  # operators with dtypes, and signatures of those that choose kernels
         self.side_storages = 0
+        self._tells: bool | None = None
 
     def connect(self, slow_path: SlowPath, retry: Retry, warn: Callable[[str], None]) -> None:
         """Connect to a session."""
         self._slow_path, self._ledger, self._retry, self._warn = slow_path, slow_path.ledger, retry, warn
-
-    def young_signature(self, key: Any) -> Signature | None:
-        """Return a signature hidden from the fast path, because its first calls are measured."""
-        signature = self._young.get(key)
-        if signature is not None and signature.calls >= Signature.SETTLED:
-            self._slow_path.signatures.by_key[key] = self._young.pop(key)
-        return signature
-
-    def young_signatures(self) -> Iterable[Signature]:
-        """Return the signatures whose first calls are measured."""
-        return self._young.values()
-
-    def add_signature(self, key: Any, signature: Signature) -> None:
-        if len(self._young) >= MOST:
-            self._young.clear()
-        self._young[key] = signature
 
     def call(self, call: TensorCall) -> Any:
         """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
@@ -77,13 +57,15 @@ class CudaOperators:
                 self.timer.poll()
         # The first two calls: the first may initialize libraries or try several kernels.
         measured = signature.calls < 2 and not self.blind
-        state = [self._state() if measured else None]
+        tells = self.tells_of_blocks()
+        state = [self.state() if measured and not tells else None]
+        retries = self._retry.retries
         first = [True]
-        timed = self._timed and signature.calls < Signature.SETTLED and not self.gpu.on_side_stream()
+        timed = self.times and signature.calls < Signature.SETTLED and not self.gpu.on_side_stream()
 
         def run() -> Any:
             if not first[0]:
-                state[0] = None if self.blind else self._state()
+                state[0] = None if self.blind or tells else self.state()
                 if rng is not None:
                     put_back(rng)
             first[0] = False
@@ -104,10 +86,18 @@ class CudaOperators:
         else:
             result = self._retry.once(run, call.operator.name)
         if state[0] is not None:
-            call.needed = _taken(state[0], self._state())
+            call.needed = self.taken(state[0])
+        elif tells and (measured or self._retry.retries != retries):
+            call.needed = self._slow_path.native.needed()
         return result
 
-    def _state(self) -> tuple[Any, int]:
+    def tells_of_blocks(self) -> bool:
+        """Return whether the allocator tells of the blocks that it hands out."""
+        if self._tells is None:
+            self._tells = bool(self._slow_path.native.tells_of_blocks())
+        return self._tells
+
+    def state(self) -> tuple[Any, int]:
         """Return the allocator's statistics, and how often it has caused evictions."""
         return self.gpu.statistics(), self._retry.retries + self._retry.avoided
 
@@ -125,7 +115,7 @@ class CudaOperators:
             nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
             signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes, GPU)
         if signature.calls < Signature.SETTLED:
-            more = self._timed and (signature.calls + 1 < TIMED or not signature.timed)
+            more = self.times and (signature.calls + 1 < TIMED or not signature.timed)
             signature.calls = signature.calls + 1 if more else Signature.SETTLED
 
     def finished(self, call: TensorCall, signature: Signature) -> None:
@@ -137,7 +127,7 @@ class CudaOperators:
                 signature.output_bytes = call.needed
             else:
                 signature.output_bytes = max(call.needed, signature.output_bytes)
-        if call.operator.name in CONVOLUTIONS:
+        if call.operator.convolves:
             made = sum(size_of(storage_of(tensor)) for tensor in outputs_of(call.result, []))
             workspace = signature.output_bytes - made
             signature.workspace = workspace if workspace >= LEAST_WORKSPACE else 0
@@ -146,11 +136,11 @@ class CudaOperators:
         if self.gpu.on_side_stream() and not self.capturing:
             self._pin_side(call)
         kernel: Any = call.operator, frozenset(dtype for _, _, _, dtype, *_ in signature.geometries)
-        if call.operator.name in LIBRARIES and len(self._seen) < MOST:
+        if call.operator.chooses_kernels and len(self._seen) < MOST:
             kernel = call.operator, signature.geometries
         if kernel not in self._seen:
             self._seen.add(kernel)
-            self._loaded()  # kernels, perhaps a library
+            self.loaded()  # kernels, perhaps a library
 
     def _pin_side(self, call: TensorCall) -> None:
         """Pin what two streams use, because neither could safely free it."""
@@ -161,6 +151,10 @@ class CudaOperators:
                 self._slow_path.dtr.recipes.make_constant(version, "side stream")
                 self.side_storages += 1
                 self._warn(SIDE_STREAM)
+
+    def taken(self, before: tuple[Any, int]) -> int:
+        """Return the bytes that a call has used at its peak since that `state`."""
+        return _taken(before, self.state())
 
     def can_retry(self, operator: Operator, error: BaseException, random_state_known: bool = False) -> bool:
         """Return whether an operator of the fast path that raised `error` will run again."""

@@ -26,7 +26,6 @@ class TensorCall(Call):
     __slots__ = (
         "autocast",
         "common",
-        "complex",
         "counted",
         "device_type",
         "ended",
@@ -62,8 +61,6 @@ class TensorCall(Call):
     """The generators that it was given."""
     rng: Any
     """The generators that it may draw from, with their states before the call; None if there are none."""
-    complex: bool
-    """A tensor may have a conjugate or negative bit, or its kernel may produce one."""
     common: bool
     """Whether every call with such arguments has the same signature."""
     identity: Any
@@ -94,7 +91,7 @@ class TensorCall(Call):
         self.template, self.kwargs, self.tensors, self.kept = [], {}, [], []
         self.writes = self.generators = self.autocast = ()
         self.rng = self.identity = self.result = self.reading = None
-        self.complex = self.common = self.measured = False
+        self.common = self.measured = False
         self.unplain = self.counted = self.started = self.ended = 0
         self.needed = -1
         self.view = operator.only_views

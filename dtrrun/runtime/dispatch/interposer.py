@@ -16,7 +16,8 @@ import torch
 
 from dtrrun.core.graph import TENSOR_SLOT, Overwritten, Signature, Version
 from dtrrun.runtime import formulas, rng, storage
-from dtrrun.runtime.cost_model import modelled_ns
+from dtrrun.runtime.cost_model import CPU as CPU_RATES
+from dtrrun.runtime.cost_model import flops_of, has_formula
 from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
 from dtrrun.runtime.dispatch.threads import Threads, joins
 from dtrrun.runtime.dispatch.turns import late, wait_while
@@ -38,6 +39,8 @@ class Interposer:
     device_type = "cpu"
     size_class = torch.Size
     place = CPU
+    rates = CPU_RATES
+    times = False  # first calls, on a GPU
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class Interposer:
         self.native, self.slow_path = native, slow_path
         self.threads, self._alert = Threads(native, noticed, alert), alert
         self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
-        self.updates = slow_path.signatures.updates
+        self.prices = slow_path.signatures.modelled  # the cost model says what first calls cost
         self.mask = storage.MASK
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
         self._patches = Patches(lasting=True)  # the compiler runs higher-order operators, too
@@ -128,21 +131,34 @@ class Interposer:
         operator = self.facts_of(func)
         return formulas.name_of(func, operator) if operator.simple else None
 
-    def has_native_first_calls(self) -> bool:
-        """Return whether C++ may handle first calls.
+    @staticmethod
+    def counts_flops(func: Any) -> bool:
+        """Return whether the cost model knows an operator's FLOPs."""
+        return has_formula(func)
 
-        On a GPU, Python measures them; it also looks up costs known from an earlier run.
-        """
-        return self.slow_path.device is None and not self.slow_path.signatures.has_costs
+    @staticmethod
+    def flops(func: Any, args: Any, kwargs: dict[str, Any] | None, result: Any) -> int:
+        """Return the FLOPs of a call."""
+        return flops_of(func, args, kwargs or NO_KEYWORDS, result)
 
-    def price(
-        self, signature: Signature, func: Any, args: Any, kwargs: Any, result: Any, nbytes: int
+    def first_call(
+        self,
+        signature: Signature,
+        func: Any,
+        template: list[Any],
+        kwargs: dict[str, Any] | None,
+        nbytes: int,
+        predicted: int | None,
     ) -> None:
-        """Set the modelled cost of a first call, which has read `nbytes` bytes."""
-        if self.slow_path.signatures.needs_sizes:
-            nbytes += signature.output_bytes
-        signature.cost = modelled_ns(func, args, kwargs or NO_KEYWORDS, result, nbytes)
-        signature.calls = Signature.SETTLED
+        """Enter what is known about a first call whose tensors take `nbytes` bytes.
+
+        predicted: the bytes that it allocates according to a formula, if there is one.
+        """
+        slow_path, named = self.slow_path, kwargs or NO_KEYWORDS
+        with slow_path.own(is_long=True):
+            operator = self.facts_of(func)
+            key = slow_path.identity_of(operator, template, named, signature.geometries)
+            slow_path.signatures.foretell(signature, key, func, template, named, nbytes, lambda: predicted)
 
     def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.

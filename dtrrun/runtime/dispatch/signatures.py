@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from dtrrun.core.graph import Signature, Version
+from dtrrun.core.graph import Signature
 from dtrrun.core.ledger import Ledger
 from dtrrun.runtime import shapes
 from dtrrun.runtime.cost_model import modelled_ns
@@ -40,20 +38,20 @@ class Signatures:
         self.asks_sizes = asks_sizes
         self.by_key: dict[Any, Signature] = {}
         self.made: list[Signature] = []
-        """On a CPU: all, in order of first calls. The native fast path makes some, under its own keys."""
+        """All, in order of first calls. The native fast path makes most, under its own keys."""
+        self._foretold: set[int] = set()  # ids of those whose costs are known from an earlier run
         self.nbytes = 0  # about what the signatures take
         self.known: Callable[[], Signature | None] = _nothing  # the current call's, if made natively
         self.by_formula: Callable[[], int | None] = (
             _nothing  # the bytes that the current call will allocate, if known
         )
         self.on_forget: Callable[[], None] = _nothing
-        self.updates: dict[Any, Signature] = {}  # operators that update lists, by `list_key`
 
     def forget(self) -> None:
         """Start over, since signatures made without a budget have no result sizes."""
         self.by_key.clear()
         self.made.clear()
-        self.updates.clear()
+        self._foretold.clear()
         self.nbytes = 0
         self.on_forget()
 
@@ -62,23 +60,18 @@ class Signatures:
         if self.nbytes >= LIMIT_BYTES:
             self.forget()
         self.nbytes += SIGNATURE_BYTES + GEOMETRY_BYTES * len(signature.geometries)
-        if self._device is None:
-            self.made.append(signature)
+        self.made.append(signature)
 
     def all(self) -> list[Signature]:
         """Return the signatures of the calls so far, in order of their first calls."""
-        if self._device is None:
-            return list(self.made)
-        return [*self.by_key.values(), *self._device.young_signatures()]
+        return list(self.made)
 
     def measure_again(self) -> None:
         """Time the next calls of each operator as well, because those of the first step use fresh pages."""
         if self._device is not None or self.modelled:
             return
-        costs = self._costs
-        known = {id(one) for key, one in self.by_key.items() if costs and identity(key) in costs}
         for signature in self.made:
-            if signature.calls and id(signature) not in known:
+            if signature.calls and id(signature) not in self._foretold:
                 signature.calls = 1
 
     def expect(self, costs: Costs) -> None:
@@ -103,15 +96,9 @@ class Signatures:
         geometries: of its tensors. elsewhere: its results are not on the session's device.
         """
         signature = self.by_key.get(key)
-        if signature is None and self._device is not None:
-            signature = self._device.young_signature(key)
         if signature is None:
-            if self._device is None:
-                signature = (call.common and self.known()) or self._new(call, key, geometries, elsewhere)
-                self.by_key[key] = signature
-            else:
-                signature = self._new(call, key, geometries, elsewhere)
-                self._device.add_signature(key, signature)
+            signature = (call.common and self.known()) or self._new(call, key, geometries, elsewhere)
+            self.by_key[key] = signature
         return signature
 
     def _new(
@@ -119,20 +106,39 @@ class Signatures:
     ) -> Signature:
         signature = self._ledger.graph.signature(call.operator, tuple(geometries))
         self.add(signature)
+        by_formula = self.by_formula if call.common else _nothing
+        nbytes = sum(version.nbytes for version in call.versions) + call.unplain
+        self.foretell(
+            signature, key, call.func, call.template, call.kwargs, nbytes, by_formula, elsewhere=elsewhere
+        )
+        return signature
+
+    def foretell(
+        self,
+        signature: Signature,
+        key: tuple[Any, ...],
+        func: Any,
+        template: list[Any],
+        kwargs: dict[str, Any],
+        nbytes: int,
+        by_formula: Callable[[], int | None],
+        *,
+        elsewhere: bool = False,
+    ) -> None:
+        """Enter what is known of calls with this signature before the first one.
+
+        nbytes: of its tensors. by_formula: returns what it allocates by a formula, None if there is none.
+        """
         known = self._costs.get(identity(key)) if self._costs else None
         if known is not None:
             signature.cost, signature.output_bytes = known
             signature.calls = Signature.SETTLED
+            self._foretold.add(id(signature))
         elif self.needs_sizes and not elsewhere:
-            by_formula = self.by_formula if call.common else _nothing
-            predicted = shapes.predict(
-                call.func, call.operator, call.template, call.kwargs, geometries, by_formula
-            )
-            if predicted is None:
-                # Unknown before the first call: the size of the inputs is the best guess.
-                predicted = sum(version.nbytes for version in call.versions) + call.unplain
-            signature.output_bytes, signature.guessed = predicted, True
-        return signature
+            operator, geometries = signature.operator, list(signature.geometries)
+            predicted = shapes.predict(func, operator, template, kwargs, geometries, by_formula)
+            # If it is unknown before the first call, the size of the inputs is the best guess.
+            signature.output_bytes, signature.guessed = nbytes if predicted is None else predicted, True
 
     def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any], ns: int) -> None:
         """Record the duration of a call: the minimum of the first few, or the cost model's value."""
@@ -145,15 +151,6 @@ class Signatures:
             if ns < signature.cost or not signature.calls:
                 signature.cost = ns
             signature.calls += 1
-
-
-def list_key(func: Any, tensors: list[torch.Tensor], versions: list[Version]) -> tuple[Any, ...]:
-    """Return a key shared by calls on lists of tensors that cost about the same (`native/lists.h`).
-
-    The dtypes distinguish complex tensors.
-    """
-    nbytes = sum([version.nbytes for version in versions])
-    return func, len(tensors), frozenset([tensor.dtype for tensor in tensors]), nbytes
 
 
 def _nothing() -> None:

@@ -33,7 +33,7 @@ from dtrrun.runtime.dispatch.bodies import Body
 from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.kernels import Reading, has_python_kernel, reading_of
 from dtrrun.runtime.dispatch.outputs import new_storages
-from dtrrun.runtime.dispatch.signatures import Signatures, list_key
+from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.dispatch.turns import TurnLock, Turns
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below, program_autocast
@@ -124,7 +124,7 @@ class SlowPath:
         self.device, self.kernels = device, kernels
         self.tick, self._met_leaf, self._met_thread = tick, met_leaf, met_thread
         self.too_small = too_small
-        self._native = native
+        self.native = native
         self.operators: dict[int, Operator] = {}
         """By the overload's id, since hashing an overload calls Python; `operator_of` keeps it alive."""
         self.reasons = Reasons()
@@ -162,7 +162,7 @@ class SlowPath:
             for key, _ in known:
                 del self.operators[key]
             operator_of.cache_clear()
-            self._native.relearn()
+            self.native.relearn()
 
     def own(self, *, is_long: bool = False) -> Own:
         """Return a context: what runs there, outside of operators, is our own work.
@@ -257,11 +257,11 @@ class SlowPath:
         timed = self.device is None and call.signature.calls < Signature.SETTLED
         call.started = now_ns()
         if timed:
-            self._native.begins(call.started)
+            self.native.begins(call.started)
         result = self.call(call) if self.device is None else self.device.call(call)
         call.ended = now_ns()
         cost = call.ended - call.started
-        own = self._native.own_ns(cost) if timed else cost
+        own = self.native.own_ns(cost) if timed else cost
         with self.lock:
             drawn = False
             if operator.foreign and call.rng is not None:
@@ -276,10 +276,8 @@ class SlowPath:
             self._finish(call, args, kwargs, own)
             for one in composites:
                 one.finished(call, result)
-            # On a GPU, a signature's first calls are measured here, in Python.
-            ready = self.device is None or call.signature.calls >= Signature.SETTLED
-            if call.common and ready:
-                self._native.remember(call.signature)
+            if call.common:
+                self.native.remember(call.signature)
             if drawn:
                 self._keep_results(call, result)
             if call.kept:  # results are constants, and have not been evicted
@@ -292,10 +290,10 @@ class SlowPath:
     def call(self, call: TensorCall) -> Any:
         """Run the kernel of the operator that the interposer has passed on."""
         if not call.operator.foreign:
-            return self._native.proceed()
+            return self.native.proceed()
         body = Body(self.dtr, self.lock)
         with body.locks:
-            result, reads_unseen, call.kept = self._native.proceed_watched(
+            result, reads_unseen, call.kept = self.native.proceed_watched(
                 body.touch, not has_python_kernel(call.func)
             )
         if call.kept and namespace_of(call.operator) not in PACKED_NAMESPACES:
@@ -492,12 +490,12 @@ class SlowPath:
             key += [arg for arg in (*args, *kwargs.values()) if isinstance(arg, (float, complex))]
         if operator.random or operator.foreign:
             call.generators = operator.generators_of(args, kwargs)
-        call.state = self._native.present_state(operator.general, self.device is None)
+        call.state = self.native.present_state(operator.general, self.device is None)
         dtype = torch.get_default_dtype()
         if dtype is not torch.float32:
             key.append(dtype)  # the default for results
         if operator.calls_others:
-            call.autocast = program_autocast(self._native)
+            call.autocast = program_autocast(self.native)
         geometries = self._look_up(call)
         key.extend(geometries)
         same: tuple[int, ...] = ()
@@ -506,8 +504,6 @@ class SlowPath:
                 next(place for place, other in enumerate(tensors) if other is one) for one in tensors
             )
             key.append(same)
-        if call.complex:
-            key.append("complex")  # the fast path has no such key: these calls must take the slow path
         if operator.opaque_output >= 0:
             key.append(torch.is_grad_enabled())  # without gradients there is no workspace
         call.replayable = (
@@ -515,7 +511,7 @@ class SlowPath:
             and not operator.uninitialised
             and not elsewhere
             and not call.opaque
-            and not self._native.has_numbers()  # in a replay, a tensor would not count as a number
+            and not self.native.has_numbers()  # in a replay, a tensor would not count as a number
         )
         if operator.foreign:
             call.replayable = call.replayable and namespace_of(operator) not in self.stateful
@@ -527,14 +523,10 @@ class SlowPath:
                 call.replayable = False
         if operator.statistics is not None:
             call.find_statistics()
-        call.common = not (elsewhere or by_value or call.complex or call.opaque)
+        call.common = not (elsewhere or by_value or call.opaque)
         call.identity = tuple(key)
         call.signature = self.signatures.of(call, call.identity, geometries, elsewhere=bool(elsewhere))
         call.signature.same = same
-        if operator.updates_lists:
-            measured = self.device is not None and call.signature.calls < Signature.SETTLED
-            if not (call.opaque or call.complex or measured):
-                self.signatures.updates[list_key(func, tensors, call.versions)] = call.signature
         return call
 
     def _look_into(self, call: TensorCall) -> None:
@@ -557,16 +549,24 @@ class SlowPath:
                 call.unplain += self.count(tensor)
                 continue
             if version.escaped and not view:
-                version = self.dtr.recipes.foreign.read(
-                    version, is_parameter=is_parameter(tensor), evicts=self.signatures.needs_sizes
-                )
+                version = self._read(version, tensor)
             call.versions.append(version)
             if version.pin is None and tensor.requires_grad and is_leaf(tensor):
                 version.pin = "parameter"
                 self._met_leaf(tensor)
             geometries.append(geometry_of(tensor))
-            call.complex = call.complex or tensor.is_complex()
         return geometries
+
+    def _read(self, version: Version, tensor: torch.Tensor) -> Version:
+        """Return the version that an operator reads if it is given a tensor over an escaped one."""
+        evicts = self.signatures.needs_sizes
+        return self.dtr.recipes.foreign.read(version, is_parameter=is_parameter(tensor), evicts=evicts)
+
+    def read_escaped(self, tensor: torch.Tensor) -> None:
+        """An operator on the fast path reads an escaped tensor, which may get another version."""
+        version = self.version_of(tensor)
+        assert version is not None
+        self._read(version, tensor)
 
     def _elsewhere(self, device: torch.device | None, tensors: list[torch.Tensor]) -> str:
         """Return the type of another device that results may be on (or `meta`), or "" if there is none."""

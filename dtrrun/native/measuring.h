@@ -1,0 +1,161 @@
+// What the first calls of a signature take on a GPU: its time, and the most memory that its kernel has at once.
+//
+// The host returns from a launch long before the kernel has run, so the host's clock is of no use: events are recorded before and
+// after. Nothing waits for one: until it has been read, the cost model's value is used. `runtime/cuda/timing.py`, which does the
+// same for the slow path, says when the time between two events is the kernel's.
+#pragma once
+
+#include <c10/core/Event.h>
+
+#include <deque>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "device_allocator.h"
+#include "fast_call.h"
+#include "meter.h"
+
+namespace dtrrun {
+
+class Measuring {
+ public:
+  // python: Python's `Interposer`.
+  Measuring(PyObject* python, const Device& device)
+      : python_(Ref::copy(python)), device_(device), times_(!device.is_cpu() && truth(python, "times")) {}
+
+  // One call, until it has run.
+  class Call {
+   public:
+    Call(Measuring& by, Signature& figures) : by_(by), figures_(figures) {
+      by_.poll();
+      if (figures.calls < 2) {  // the first call may initialise libraries, or try several kernels
+        if (by_.metering() == BLOCKS) meter_.emplace();
+        if (by_.metering() == STATISTICS) before_ = by_.ask("statistics");
+      }
+      if (!by_.times_ || by_.pending_.size() >= MOST_PENDING) return;
+      start_.emplace(by_.event());
+      if (figures.calls != 0 && !figures.timed && by_.device_.home().query()) by_.ask("occupy");
+      start_->record(by_.device_.home());
+    }
+    ~Call() {
+      if (start_) by_.idle_.push_back(std::move(*start_));
+    }
+    Call(const Call&) = delete;
+
+    // Its kernel has returned.
+    void ended() {
+      if (meter_) needed_ = meter_->most();
+      meter_.reset();
+      if (before_) needed_ = as_number(checked(PyObject_CallMethod(by_.python_.get(), "taken", "O", before_.get())).get());
+      if (!start_) return;
+      bool exact = !start_->query();  // otherwise the GPU has waited for the host
+      c10::Event end = by_.event();
+      end.record(by_.device_.home());
+      Ref kept = Ref::copy(reinterpret_cast<PyObject*>(enclosing(&figures_)));
+      by_.pending_.push_back({std::move(kept), std::move(*start_), std::move(end), exact && !figures_.timed});
+      start_.reset();
+      figures_.timed = figures_.timed || exact;
+    }
+    int64_t needed() const { return needed_; }  // bytes; -1: unknown
+
+   private:
+    Measuring& by_;
+    Signature& figures_;
+    std::optional<Meter> meter_;
+    Ref before_;  // the allocator's statistics
+    std::optional<c10::Event> start_;
+    int64_t needed_ = -1;
+  };
+
+  // Counts a call that has run; the rest is known once its event is read.
+  void count(Signature& figures) {
+    bool more = times_ && (figures.calls + 1 < TIMED || !figures.timed);
+    figures.calls = more ? figures.calls + 1 : Signature::SETTLED;
+  }
+  // A call is over, and its results are in the ledger.
+  void finished(FastCall& call) {
+    Signature& figures = *call.signature;
+    int64_t needed = call.needed;
+    if (needed >= 0) {
+      if (figures.calls == 2)
+        figures.output_bytes = std::min(needed, figures.output_bytes);
+      else
+        figures.output_bytes = figures.calls == 1 && !call.info.dynamic ? needed : std::max(needed, figures.output_bytes);
+    }
+    if (call.info.convolves) {
+      int64_t workspace = figures.output_bytes;
+      for (const at::Tensor& tensor : call.arrival.tensors())
+        workspace -= call.tensor_versions.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
+      figures.workspace = workspace >= LEAST_WORKSPACE ? workspace : 0;
+    }
+  }
+  // A first call is over. key: its signature's. Looks at what the driver shows if the call may have loaded kernels, or a library.
+  void loaded(const FastCall& call, const Key& key) {
+    uint64_t kernel = reinterpret_cast<uint64_t>(&call.info);
+    if (call.info.chooses_kernels && seen_.size() < MOST_SEEN) {
+      size_t count = chosen_[&call.info]++;
+      if (count >= LOOKED_AT && count % LOOKED_AT != 0) return;  // a library has few kernels: most sizes bring none
+      kernel ^= key.hash();
+    } else {
+      std::set<PyObject*> dtypes;
+      for (PyObject* one : Items(as_signature(call.its_signature.get())->geometries)) dtypes.insert(PyTuple_GET_ITEM(one, 3));
+      for (PyObject* one : dtypes) kernel = kernel * 31 + reinterpret_cast<uint64_t>(one);
+    }
+    if (seen_.insert(kernel).second) ask("loaded");
+  }
+
+  // Reads events that have been reached: a signature's cost is the least measured. Others than exact ones are upper bounds, which
+  // only lower the cost model's value.
+  void poll() {
+    for (int i = 0; i < READ_AT_ONCE && !pending_.empty() && pending_.front().end.query(); i++) {
+      Pair one = std::move(pending_.front());
+      pending_.pop_front();
+      int64_t cost = std::max<int64_t>(std::llround(one.start.elapsedTime(one.end) * 1e6), 1);
+      Signature& figures = as_signature(one.signature.get())->figures;
+      if (cost < figures.cost || one.replaces) figures.cost = cost;
+      idle_.push_back(std::move(one.start));
+      idle_.push_back(std::move(one.end));
+    }
+  }
+
+ private:
+  static constexpr size_t MOST_PENDING = 512;
+  static constexpr int READ_AT_ONCE = 8;
+  static constexpr int64_t TIMED = 3;  // calls of a signature that are timed; more if none of them was exact
+  static constexpr int64_t LEAST_WORKSPACE = int64_t{1} << 20;  // less fits into the slack
+  static constexpr size_t MOST_SEEN = 10'000, LOOKED_AT = 32;
+
+  struct Pair {
+    Ref signature;
+    c10::Event start, end;
+    bool replaces;  // the first exact one
+  };
+
+  c10::Event event() {
+    if (idle_.empty()) return c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event one = std::move(idle_.back());
+    idle_.pop_back();
+    return one;
+  }
+
+  // How the memory that a kernel needs is measured.
+  enum Metering : int64_t { UNKNOWN = -1, NOT, BLOCKS, STATISTICS };
+  int64_t metering() {
+    if (metering_ == UNKNOWN) metering_ = as_number(ask("metering").get());
+    return metering_;
+  }
+  Ref ask(const char* method) const { return checked(PyObject_CallMethod(python_.get(), method, nullptr)); }
+
+  Ref python_;
+  const Device& device_;
+  const bool times_;
+  int64_t metering_ = UNKNOWN;
+  std::deque<Pair> pending_;
+  std::vector<c10::Event> idle_;
+  std::unordered_set<uint64_t> seen_;                       // kernels
+  std::unordered_map<const OperatorInfo*, size_t> chosen_;  // signatures of operators that choose kernels
+};
+
+}  // namespace dtrrun
