@@ -46,14 +46,17 @@ class FirstCalls {
 
   // What the cost model needs of a call before it runs (which consumes its arguments).
   struct Unpriced {
-    int64_t read = 0;  // bytes
-    Ref args, kwargs;  // if it knows the operator's FLOPs
+    int64_t read = 0, flops = 0;  // bytes that it reads, FLOPs if they are known
+    Ref args, kwargs;             // if Python counts the FLOPs
   };
   std::optional<Unpriced> unpriced(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values,
                                    int64_t read) const {
     if (!prices_) return std::nullopt;  // it is measured
-    Unpriced call{read, {}, {}};
-    if (info.counts_flops) {
+    Unpriced call{read, 0, {}, {}};
+    auto flops = info.formula == Formula::PRODUCT ? Formulas::flops_of_product(values, op.schema().arguments().size()) : std::nullopt;
+    if (flops) {
+      call.flops = *flops;
+    } else if (info.counts_flops) {
       std::tie(call.args, call.kwargs) = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
         return to_python(values[place], (*info.enumerations)[place]);
       });
@@ -62,7 +65,7 @@ class FirstCalls {
   }
   // Sets the modelled cost of a call that has run (`modelled_ns` in runtime/cost_model.py).
   void price(Signature& figures, const OperatorInfo& info, const Unpriced& call, const Arrival& arrival) const {
-    int64_t flops = 0;
+    int64_t flops = call.flops;
     if (call.args) {
       Untraced untraced;
       Ref results = shown_results(arrival.results());

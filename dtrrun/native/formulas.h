@@ -37,6 +37,14 @@ class Formulas {
     return numels;
   }
 
+  // Returns the FLOPs of a matrix product, as PyTorch counts them; nullopt if unknown.
+  static std::optional<int64_t> flops_of_product(const IValue* values, size_t count) {
+    Sizes sizes = sizes_of(values, count);
+    if (sizes.size() < 2) return std::nullopt;
+    auto made = single(Formula::PRODUCT, sizes, values);
+    return made ? std::optional(times(times(*made, 2), sizes[sizes.size() - 2].back())) : std::nullopt;
+  }
+
   // What is known of a call before it runs (which consumes its arguments), for `learn`.
   struct Lesson {
     Family family;
@@ -148,6 +156,10 @@ class Formulas {
         return std::nullopt;
       case Formula::COUNTED:
         return as_numbers(counted(values, count));
+      case Formula::FIRST:
+        return Numbers{numel(0)};
+      case Formula::FIRST_TWICE:
+        return Numbers{numel(0), numel(0)};
       case Formula::SECOND:
         return Numbers{numel(1)};
       case Formula::BATCH_NORM:

@@ -12,7 +12,7 @@ namespace dtrrun {
 
 // The formula for the number of elements of an operator's results. `runtime/formulas.py` says which operators have which.
 enum class Formula {
-  UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, SHAPED, COUNTED, ONE, SECOND, REDUCED, EMBEDDING, EMBEDDING_BACKWARD,
+  UNKNOWN, NOTHING, ELEMENTWISE, PRODUCT, ALL, GIVEN, SHAPED, COUNTED, ONE, FIRST, FIRST_TWICE, SECOND, REDUCED, EMBEDDING, EMBEDDING_BACKWARD,
   BATCH_NORM, BATCH_NORM_BACKWARD, LAYER_NORM, LAYER_NORM_BACKWARD, GROUP_NORM, GROUP_NORM_BACKWARD,
   CONVOLUTION, CONVOLUTION_BACKWARD, MAX_POOL, AVG_POOL, NLL_LOSS,
 };
@@ -21,7 +21,8 @@ inline Formula formula_named(std::string_view name) {
   constexpr std::pair<std::string_view, Formula> NAMES[] = {
       {"nothing", Formula::NOTHING}, {"elementwise", Formula::ELEMENTWISE}, {"product", Formula::PRODUCT},
       {"all", Formula::ALL}, {"given", Formula::GIVEN}, {"shaped", Formula::SHAPED}, {"counted", Formula::COUNTED},
-      {"one", Formula::ONE}, {"second", Formula::SECOND}, {"reduced", Formula::REDUCED},
+      {"one", Formula::ONE}, {"first", Formula::FIRST},
+      {"first_twice", Formula::FIRST_TWICE}, {"second", Formula::SECOND}, {"reduced", Formula::REDUCED},
       {"embedding", Formula::EMBEDDING}, {"embedding_backward", Formula::EMBEDDING_BACKWARD},
       {"batch_norm", Formula::BATCH_NORM}, {"batch_norm_backward", Formula::BATCH_NORM_BACKWARD},
       {"layer_norm", Formula::LAYER_NORM}, {"layer_norm_backward", Formula::LAYER_NORM_BACKWARD},

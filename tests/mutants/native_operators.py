@@ -271,7 +271,10 @@ native(
 native(
     "first calls", "first_calls.h",
     ("what the model says of a first call is not asked",
-     "if («!is_modelled_») return std::nullopt;", "true",
+     "if («!prices_») return std::nullopt;", "true",
      "native_first_calls::what_is_known_of_first_calls[softmax-None]"),
     ("first calls are no guesses", "one->figures.guessed = «info.makes_tensors»;", "false", ""),
+    ("no formula learns from a first call",
+     "if (!nbytes) «lesson = formulas_.lesson_of(info, values, count);»", "",
+     "unit/formulas::what_teaches_nothing"),
 )

@@ -135,8 +135,9 @@ native(
      'if (recipe.rng) «context_ = checked(PyObject_CallMethod(python, "replaying", "(O)", '
      'recipe.rng.get()));»', "",
      "hazards_values::random_operators_and_their_generators"),
-    ("replays read what other code has written to",
-     "if («as_version(source)->escaped») return false;", "false", ""),
+    ("replays do not see that a tensor is conjugate",
+     "if («conjugate») tensor._set_conj(true);", "false",
+     "hazards_layouts::conjugate_made_before_the_session"),
     ("views begin where their storage does",
      "tensor.unsafeGetTensorImpl()->set_storage_offset(«offset»);", "int64_t{0}",
      "hazards_layouts::geometries_and_types"),

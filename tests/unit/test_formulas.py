@@ -290,6 +290,23 @@ def drawn(func, family, rng):
     return [*least, 5, some_size(rng)], family.choice([{}, {"dtype": torch.float64}])
 
 
+def like_the_first(func, family, rng):
+    x = make(rng, [rng.randint(1, 5), rng.randint(1, 5)], family.choice(TYPES[:3]))
+    places = torch.zeros(1, 1, dtype=torch.int64)
+    rest = {
+        aten.native_dropout.default: [0.5, True],
+        aten.native_dropout_backward.default: [torch.ones_like(x, dtype=torch.bool), 2.0],
+        aten.cumsum.default: [0],
+        aten.flip.default: [[0]],
+        aten.roll.default: [[1], [0]],
+        aten.scatter.src: [0, places, x],
+        aten.scatter.value: [0, places, 2.0],
+        aten.scatter_add.default: [0, places, x],
+        aten.index_add.default: [0, places[0], x[:1]],
+    }
+    return [x, *rest.get(func, [])], {}
+
+
 def compared(func, family, rng):
     """The loss of log-probabilities, with and without weights."""
     dtype, reduction, weighted = family.choice(TYPES[:3]), family.choice([0, 1, 2]), family.random() < 0.5
@@ -354,6 +371,10 @@ MAKERS = {
     made: [aten.empty.memory_format, aten.zeros, aten.ones, aten.full, aten.rand, aten.randn],
     made_like: [aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full],
     drawn: [aten.randint, aten.randint.low],
+    like_the_first: [
+        *(aten.native_dropout, aten.native_dropout_backward, aten.cumsum, aten.tril, aten.triu, aten.flip),
+        *(aten.roll, aten.sort, aten.scatter.src, aten.scatter.value, aten.scatter_add, aten.index_add),
+    ],
     compared: [aten.nll_loss_forward, aten.nll_loss_backward],
     counted: [aten.arange, aten.arange.start, aten.arange.start_step],
 }
