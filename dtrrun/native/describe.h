@@ -1,6 +1,7 @@
 // Finds the versions of a call's tensors and the signature that it shares with calls like it.
 #pragma once
 
+#include "callers.h"
 #include "fast_call.h"
 #include "signatures.h"
 #include "way_in.h"
@@ -26,6 +27,7 @@ class Describer {
   }
   // Makes the signature of such a call. missed: receives its key. Returns false if the call must be handled in Python.
   bool make_signature(FastCall& call, Key& missed) {
+    meet_leaves(call);
     call.is_first = true;
     std::swap(missed, key_);
     const OperatorHandle& op = call.arrival.op;
@@ -105,6 +107,9 @@ class Describer {
   Version* known_or_adopted(const at::Tensor& tensor) {
     if (Version* known = versions_.of(tensor)) return known;
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_)) return nullptr;
+    int64_t nbytes = versions_.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
+    bool evicts = ledger_.resident_bytes + nbytes > ledger_.limit;
+    Anchors anchors(versions_, evicts ? Words::of_foreign_code() : std::vector<uintptr_t>());
     ask("version_of", tensor);
     return versions_.of(tensor);
   }
@@ -176,6 +181,20 @@ class Describer {
     key_.add(tensor, offsets_matter_);
     call.add(found);
     return true;
+  }
+
+  // What has been computed, and is a leaf of autograd now, is a parameter.
+  void meet_leaves(const FastCall& call) const {
+    auto meet = [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.requires_grad() || !is_leaf(tensor)) return;
+      Version* found = versions_.of(tensor);
+      if (found != nullptr && found->pin == nullptr) ask("meet_leaf", tensor);
+    };
+    for (const IValue& value : c10::ArrayRef<IValue>(call.values, call.count)) {
+      if (value.isTensor()) meet(value.toTensor());
+      if (value.isTensorList())
+        for (const IValue& item : value.toListRef()) meet(item.toTensor());
+    }
   }
 
   // Calls a method of Python's `SlowPath` with a tensor of the program's.

@@ -361,6 +361,8 @@ class Interposer {
     }
     bool may_be_added = missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get());
     if (may_be_added) describer_.signatures.add(missed, signature.get());
+    if (info.handler == HandlerKind::LISTS && signature)
+      if (auto kind = lists_.kind_of(info, values, arrival.count)) learn_list(*kind, signature.get());
     if (lesson && (may_be_added || unpredicted)) first_calls_.learn(info, *lesson, made);
     arrival.set_results(std::move(made));
   }
@@ -502,6 +504,11 @@ class Interposer {
     return true;
   }
 
+  // A list operator has run, on the longer way. On a GPU, its first calls are measured there.
+  void learn_list(const ListUpdates::Kind& kind, PyObject* signature) {
+    if (device.is_cpu() || as_signature(signature)->figures.calls >= Signature::SETTLED) lists_.learn(kind, signature);
+  }
+
   // ns: the time of a brief operator's kernel, which stands for others.
   void add_brief(int64_t ns, Stopwatch& watch) {
     watch.leave_out(ns);
@@ -542,7 +549,7 @@ class Interposer {
       throw;
     }
     std::optional<ListUpdates::Kind> list;
-    if (info.handler == HandlerKind::LISTS) list = ListUpdates::kind_of(info, call.versions, call.values, call.count);
+    if (info.handler == HandlerKind::LISTS) list = lists_.kind_of(info, call.values, call.count);
     bool brief = call.signature->calls >= Signature::SETTLED && call.signature->cost < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     observed.runs(true);
@@ -551,7 +558,7 @@ class Interposer {
       arrival.restore();
       return false;
     }
-    if (list && (device.is_cpu() || call.signature->calls >= Signature::SETTLED)) lists_.learn(*list, call.its_signature.get());
+    if (list) learn_list(*list, call.its_signature.get());
     if (call.lesson) first_calls_.learn(info, *call.lesson, arrival.results());
     finish(call);
     if (!call.view) call_observer_.called();

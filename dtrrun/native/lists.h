@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 
 #include "operator_info.h"
 #include "tensor_versions.h"
@@ -19,17 +20,29 @@ class ListUpdates {
     size_t tensors;
     int64_t nbytes;
     uint64_t dtypes;  // a bit for each
+
+    void add(const Version* one, const at::Tensor& tensor) {
+      tensors++;
+      nbytes += one->nbytes;
+      dtypes |= uint64_t{1} << static_cast<int>(tensor.scalar_type());
+    }
     auto operator<=>(const Kind&) const = default;
   };
-  // Returns the kind of a call on these versions.
-  template <class Versions>
-  static Kind kind_of(const OperatorInfo& info, const Versions& all, const IValue* values, size_t count) {
-    Kind kind{&info, all.size(), 0, 0};
-    for (const Version* one : all) kind.nbytes += one->nbytes;
-    for (size_t place = 0; place < count; place++) {
-      if (values[place].isTensor() && values[place].toTensor().defined()) kind.dtypes |= bit_of(values[place].toTensor());
-      if (!values[place].isTensorList()) continue;
-      for (const IValue& item : values[place].toListRef()) kind.dtypes |= bit_of(item.toTensor());
+  // Returns the kind of a call; nullopt if a tensor has no version.
+  std::optional<Kind> kind_of(const OperatorInfo& info, const IValue* values, size_t count) const {
+    Kind kind{&info, 0, 0, 0};
+    auto add = [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return true;
+      const Version* one = versions_.of(tensor);
+      if (one == nullptr) return false;
+      kind.add(one, tensor);
+      return true;
+    };
+    for (const IValue& value : c10::ArrayRef<IValue>(values, count)) {
+      if (value.isTensor() && !add(value.toTensor())) return std::nullopt;
+      if (!value.isTensorList()) continue;
+      for (const IValue& item : value.toListRef())
+        if (!add(item.toTensor())) return std::nullopt;
     }
     return kind;
   }
@@ -85,7 +98,6 @@ class ListUpdates {
         return false;
       }
     }
-    kind.tensors = found_.size();
     auto known = known_.find(kind);
     if (known == known_.end()) return false;
     signature_ = Ref::copy(known->second.get());
@@ -122,8 +134,7 @@ class ListUpdates {
     Version* one = versions_.of(tensor);
     if (one == nullptr) return false;
     found_.push_back(one);
-    kind.nbytes += one->nbytes;
-    kind.dtypes |= bit_of(tensor);
+    kind.add(one, tensor);
     if (!writes) return true;
     written_.push_back(tensor);
     targets_.emplace_back(one);
@@ -136,7 +147,6 @@ class ListUpdates {
   }
 
   static constexpr size_t MOST = 10'000;  // a program whose lists never repeat: start over rather than grow forever
-  static uint64_t bit_of(const at::Tensor& tensor) { return uint64_t{1} << static_cast<int>(tensor.scalar_type()); }
 
   std::map<Kind, Ref> known_;
   Ref signature_;

@@ -438,11 +438,20 @@ class SlowPath:
             if held and not version.escaped:  # the program can read and write unseen through it
                 version.escaped, version.pin = True, "handed out"
             if tensor.requires_grad and is_leaf(tensor):
-                version.pin = "parameter"
-                self._met_leaf(tensor)
+                self._meet(version, tensor)
         for observer in self.ledger.observers:
             observer.met(version)
         return version
+
+    def _meet(self, version: Version, leaf: torch.Tensor) -> None:
+        version.pin = "parameter"
+        self._met_leaf(leaf)
+
+    def meet_leaf(self, leaf: torch.Tensor) -> None:
+        """A first call on the fast path reads what has been computed, and is a leaf of autograd now."""
+        version = self.version_of(leaf)
+        assert version is not None
+        self._meet(version, leaf)
 
     def count(self, tensor: torch.Tensor) -> int:
         """Account for the memory of a tensor without plain storage, until the tensor dies.
@@ -552,8 +561,7 @@ class SlowPath:
                 version = self._read(version, tensor)
             call.versions.append(version)
             if version.pin is None and tensor.requires_grad and is_leaf(tensor):
-                version.pin = "parameter"
-                self._met_leaf(tensor)
+                self._meet(version, tensor)
             geometries.append(geometry_of(tensor))
         return geometries
 
