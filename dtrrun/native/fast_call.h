@@ -165,7 +165,8 @@ struct FastCall final : Call {
     auto overwritten = [&](size_t place) {
       auto [first, is_first] = blank.emplace(place, static_cast<int64_t>(found.size()));
       const c10::StorageImpl* storage = as_stored(written[place].target)->storage;
-      found.push_back({nullptr, size_of(storage), static_cast<int64_t>(storage->nbytes()), is_first ? -1 : first->second});
+      // By how much it has grown, if so, is part of what the operator allocates.
+      found.push_back({nullptr, written[place].target->nbytes, static_cast<int64_t>(storage->nbytes()), is_first ? -1 : first->second});
     };
     entries([&](Version* version) { found.push_back({version}); }, overwritten);
     return found;
