@@ -36,8 +36,7 @@ def visit(threads: Iterable[int], call: Call) -> list[int]:
             _awaited[thread][0].append(call)
             continue
         _awaited[thread] = [call], frame.f_code
-        if not _watch(frame):
-            del _awaited[thread]
+        if not _watch(frame) and _awaited.pop(thread, None) is not None:  # unless it has arrived meanwhile
             unreached.append(thread)
     return unreached
 
