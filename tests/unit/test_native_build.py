@@ -780,10 +780,15 @@ def test_a_trial_whose_status_is_lost(wheel, monkeypatch):
     assert build.find(silent) == wheel.path
 
 
+def state_of(pid):
+    """Return the letter of a process's state, as in Linux's `/proc`."""
+    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_running(pid):
     """Return whether a process has not ended, though nobody may have asked for its exit status yet."""
     try:
-        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state_of(pid) != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -795,6 +800,8 @@ def test_ctrl_c_ends_a_trial(wheel, tmp_path):
     process = multiprocessing.get_context("fork").Process(target=lambda: build.find(silent))
     process.start()
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    while state_of(process.pid) != "S":  # until it waits for the trial, and does not just start it
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     process.join()
