@@ -46,7 +46,8 @@ class Executor(Protocol):
     def below(self) -> AbstractContextManager[Any]:
         """Return a context in which operators run hidden from the program.
 
-        It is entered twice, because of interrupts.
+        Enter it twice (`with guard, guard`): an interrupt that comes while it is entered or left then still
+        finds it to be left.
         """
 
     def quietly(self, function: Any, *args: Any) -> Any:

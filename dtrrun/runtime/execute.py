@@ -45,7 +45,10 @@ class Executor:
         return silently(partial(function, *args))
 
     def execute(self, operation: Operation, taken: set[int]) -> tuple[list[Any], int]:
-        """Run an operator again; see `core.backend`."""
+        """Run an operator again, which may overwrite the scratch versions with the ids in `taken`.
+
+        Returns the storages that it has made, by output, and the time it took in ns.
+        """
         guard = self.below()
         with guard, guard:  # twice, because of interrupts
             return self._execute(operation, taken)

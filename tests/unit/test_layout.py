@@ -1,6 +1,7 @@
 """The properties of the layout that others rely on; see docs/design/overview.md."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -131,6 +132,33 @@ def test_includes_point_one_way(part):
             known = name[1:-1].partition("/")[0].partition(".")[0]
             if known in {"Python", "torch", "ATen", "c10"}:
                 assert known in LIBRARIES[part], f"{path} includes {name}"
+
+
+OVERVIEW = (PACKAGE.parent / "docs" / "design" / "overview.md").read_text()
+
+
+def test_the_parts_of_the_core_depend_on_those_above_them_in_the_overview():
+    table = OVERVIEW.split("\n### `core`\n")[1].split("\nWhat is rarely needed")[0]
+    rows = [re.findall(r"core/(\w+\.h)\)", row) for row in table.splitlines() if row.startswith("| [")]
+    known = set()
+    for names in rows:
+        known.update(names)
+        for name in names:
+            included = set(re.findall(r'#include "(\w+\.h)"', (PACKAGE / "core" / name).read_text()))
+            listed = included & {other for row in rows for other in row}
+            assert listed <= known, f"{name} includes {listed - known}"
+    assert len(known) > 12
+
+
+def test_what_the_overview_names_exists():
+    """Functions, classes and fields; whether paths exist, `test_docs.py` tests."""
+    code = [*sources(), *PACKAGE.rglob("*.h"), *PACKAGE.rglob("*.cpp")]
+    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in code)))
+    named = re.findall(r"`([A-Za-z_]\w*(?:(?:::|\.)\w+)*)`", OVERVIEW)
+    assert len(named) > 80
+    parts = {*ARROWS, "release", "profiles", "tests", *(path.stem for path in sources()), "h", "html"}
+    parts |= {path.name for path in PACKAGE.parent.joinpath("tests").iterdir()}
+    assert [name for name in named if not {*re.split(r"::|\.", name)} <= words | parts] == []
 
 
 @pytest.mark.parametrize("part", INJECTED)
