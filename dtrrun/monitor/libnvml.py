@@ -1,7 +1,6 @@
 """NVML through ctypes, as far as dtrrun uses it. Names, results and errors are those of the module pynvml.
 
-The library comes with the driver. The session uses it too, in the program's environment, which may lack
-pynvml.
+The library comes with the driver. The program's environment, in which the session uses it, may lack pynvml.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class ProcessInfo(Structure):
 
 
 class Library:
-    """Stand-in for the module pynvml. Raises NVMLError."""
+    """What the module pynvml has, as attributes. Raises NVMLError."""
 
     NVMLError = NVMLError
     NVMLError_FunctionNotFound = NVMLError_FunctionNotFound
