@@ -36,7 +36,7 @@ inline Replay& replay_of(PyObject* self) { return *reinterpret_cast<ReplayObject
 inline Replay::Number as_place(PyObject* object) {
   int64_t found = as_number(object);
   if (found == -1 && PyErr_Occurred()) raise();
-  if (found < 0 || found > UINT32_MAX) throw std::out_of_range("there is none of this number");
+  if (found < 0 || found > UINT32_MAX) throw std::out_of_range("no storage or operator has this number");
   return static_cast<Replay::Number>(found);
 }
 inline Replay::Numbers as_places(PyObject* sequence) {

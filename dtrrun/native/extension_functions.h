@@ -1,7 +1,7 @@
 // Intercepts functions of native extensions that Python calls directly: they are not operators, so they do not arrive.
 //
-// Each is a built-in function object of Python's, with a pointer to what is called. That pointer is replaced; the object stays
-// the same, wherever the program keeps it. A twin does what the object did before.
+// Each is a built-in function object of Python's, with a pointer to the C function. The pointer is replaced, in the same object,
+// so it does not matter where the program keeps references to it. A second object, the twin, calls the original C function.
 #pragma once
 
 #include <unordered_map>

@@ -14,12 +14,12 @@ class ListUpdates {
  public:
   explicit ListUpdates(TensorVersions& versions) : versions_(versions), core_(versions.core), ledger(versions.ledger) {}
 
-  // What calls that cost about the same have in common. The types distinguish complex numbers.
+  // Calls of the same kind cost about the same.
   struct Kind {
     const OperatorInfo* info;
     size_t tensors;
     int64_t nbytes;
-    uint64_t dtypes;  // a bit for each
+    uint64_t dtypes;  // a bit for each: complex numbers take longer than others of the same bytes
 
     void add(const Version* one, const at::Tensor& tensor) {
       tensors++;
@@ -53,8 +53,8 @@ class ListUpdates {
   }
   void forget_kinds() { known_.clear(); }
 
-  // Finds what the call reads and writes. Returns false if the call has to take the general path. If only a dependent could not be
-  // rescued, what the call writes to is constant by then, as Python would make it.
+  // Finds what the call reads and writes. Returns false if the call has to take the general path. If the only reason is a dependent
+  // that could not be rescued, what the call writes to has become constant already, as it would there.
   bool prepare(const OperatorInfo& info, const c10::FunctionSchema& schema, const IValue* values) {
     forget();  // left by a call that was interrupted
     bool found = look(info, schema, values);

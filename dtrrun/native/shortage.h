@@ -32,7 +32,7 @@ class Shortage {
   enum class Answer {
     ASK_AGAIN,  // something has been freed
     FAIL,       // nothing can be freed: the kernel must not go on without the memory
-    LEAVE,      // it is none of our business: as without dtrrun
+    LEAVE,      // the program gets the error, as without dtrrun
   };
 
   // A kernel that runs in this thread.

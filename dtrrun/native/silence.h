@@ -1,4 +1,4 @@
-// Suppresses warnings of operators that are run again, as `runtime/silence.py` does.
+// Suppresses warnings of operators that are run again: the program has had them once.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -14,8 +14,8 @@ TEXT = f"""\
 The figures are the mean processor time of the steps after the second, divided by that of the plain run of the
 same round: the median of the rounds, with the least and the most in brackets. In each round, the three kinds
 of run take turns. "Recomputed" is the time for which the run inside {HALF} % ran operators again in these
-steps, as a multiple of the time of the program's own operators. A step inside {HALF} % may take longer by that,
-and by {BESIDE_RECOMPUTATION * 100:.0f} % of a plain step."""
+steps, as a multiple of the time of the program's own operators. A step inside {HALF} % may take longer by
+that, and by {BESIDE_RECOMPUTATION * 100:.0f} % of a plain step."""
 
 
 def recomputed(run: Run) -> float:

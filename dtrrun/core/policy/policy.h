@@ -52,7 +52,7 @@ class Policy {
     pool_.discard(node);
     if (!node->constant()) neighbourhood_->released(node);
   }
-  // A node was rematerialized, or never will be. A node's death need not be reported.
+  // A node is in memory again, or can no longer be brought back. Deaths need no report.
   void left(Node* node) { neighbourhood_->left(node); }
   // A resident node has a new cost or other inputs.
   void cost_changed(Node* node) {
