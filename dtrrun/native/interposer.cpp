@@ -136,13 +136,11 @@ PyObject* proceed(PyObject*, PyObject*) {
     Underway& call = *underway;
     call.results = call.arrival->copied();
     {
-      Meter meter;
       c10::impl::ForceDispatchKeyGuard program(call.program);
       WithoutGil released;
       Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] {
         call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &call.results);
       });
-      call.needed = meter.most();
     }
     call.done = true;
     return shown_results(call.results).release();
@@ -168,12 +166,10 @@ PyObject* proceed_watched(PyObject*, PyObject* args) {
       auto seen = call.program;
       seen.excluded_ = seen.excluded_ - WayIn::OWN;
       c10::impl::ForceDispatchKeyGuard program(seen);
-      Meter meter;
       WithoutGil released;
       Shortage::Kernel::run(/*locked=*/true, /*own=*/false, [&] {
         call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &stack);
       });
-      call.needed = meter.most();
       reads_unseen = body.reads_unseen(stack);
     }
     call.done = true;
@@ -281,11 +277,40 @@ PyObject* tells_of_blocks(PyObject*, PyObject*) {
   });
 }
 
-PyObject* needed(PyObject*, PyObject*) { return PyLong_FromLongLong(underway == nullptr ? 0 : underway->needed); }
+// Calls function(call), which runs the kernel of the operator that Python is handling in this thread, on a GPU. Returns its result,
+// and the most bytes that it has had at once (-1: not measured).
+PyObject* measured(PyObject*, PyObject* args) {
+  PyObject *signature, *function, *argument;
+  if (!PyArg_ParseTuple(args, "OOO", &signature, &function, &argument)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    auto session = interposer;
+    if (!session) return Py_BuildValue("(Ni)", checked(PyObject_CallOneArg(function, argument)).release(), -1);
+    Measuring::Call call(session->measuring(), as_signature(signature)->figures, /*retried=*/true);
+    Ref result = checked(PyObject_CallOneArg(function, argument));
+    call.ended();
+    return Py_BuildValue("(NL)", result.release(), static_cast<long long>(call.needed()));
+  });
+}
+
+PyObject* count_measured(PyObject*, PyObject* signature) {
+  if (interposer) interposer->measuring().count(as_signature(signature)->figures);
+  Py_RETURN_NONE;
+}
+
+PyObject* learn_measured(PyObject*, PyObject* args) {
+  PyObject* signature;
+  long long needed, made;
+  if (!PyArg_ParseTuple(args, "OLL", &signature, &needed, &made)) return nullptr;
+  return guarded([&] {
+    auto session = interposer;
+    if (session && underway != nullptr) session->measured(*underway, signature, needed, made);
+    return Ref::copy(Py_None).release();
+  });
+}
 
 PyObject* read_times(PyObject*, PyObject*) {
   return guarded([] {
-    if (interposer) interposer->poll();
+    if (interposer) interposer->measuring().poll();
     return Ref::copy(Py_None).release();
   });
 }
@@ -416,8 +441,13 @@ PyMethodDef session_functions[] = {
      "For tests: return how often each operator was handled by `lists.h`, by name."},
     {"tells_of_blocks", tells_of_blocks, METH_NOARGS,
      "Return whether the GPU's allocator tells of the blocks that it hands out. If so, it does from now on."},
-    {"needed", needed, METH_NOARGS,
-     "Return the most bytes of such blocks that the operator that Python is handling in this thread has had at once."},
+    {"measured", measured, METH_VARARGS,
+     "measured(signature, function, call): return what function(call) returns, and the most bytes of a GPU that it has had at\n"
+     "once (-1: not measured). It runs the kernel of a call with this signature, which is timed if it is one of the first."},
+    {"count_measured", count_measured, METH_O, "count_measured(signature): count such a call."},
+    {"learn_measured", learn_measured, METH_VARARGS,
+     "learn_measured(signature, needed, made): learn from such a call, which has had `needed` bytes at once (-1: not measured),\n"
+     "of which its results take `made`."},
     {"read_times", read_times, METH_NOARGS, "Read what first calls on a GPU have taken, as far as it is known."},
     {"settle", settle, METH_NOARGS,
      "Move memory that is back to the address that was touched. Returns False if the system has no memory."},

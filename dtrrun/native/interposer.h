@@ -33,7 +33,6 @@ struct Underway {
   Ref signature;  // of calls with the same arguments, if these may take the fast path
   bool unpredicted;             // no formula can predict yet what it will allocate
   std::optional<OwnTime> time;  // since its kernel began, if it is timed
-  int64_t needed;               // the most bytes that its kernel has had at once on a GPU
   Underway* outer;
 };
 inline thread_local Underway* underway = nullptr;
@@ -204,8 +203,13 @@ class Interposer {
     return true;
   }
 
-  // Reads what has been measured on a GPU.
-  void poll() { measuring_.poll(); }
+  Measuring& measuring() { return measuring_; }
+  // On a GPU, after a call in Python. needed, made: see `Measuring::finished`.
+  void measured(const Underway& underway, PyObject* signature, int64_t needed, int64_t made) {
+    const OperatorInfo& info = operators_.of(underway.arrival->op);
+    measuring_.finished(as_signature(signature)->figures, info, needed, made);
+    measuring_.loaded(info, signature, static_cast<uint64_t>(PyObject_Hash(as_signature(signature)->geometries)));
+  }
 
   Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
 
@@ -340,7 +344,7 @@ class Interposer {
     bool unpredicted;
     auto lesson = first_calls_.lesson_of(info, values, arrival.count);
     {
-      Underway call{&arrival, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, 0, underway};
+      Underway call{&arrival, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
       underway = &call;
       struct Ends {
         ~Ends() { underway = underway->outer; }
@@ -580,8 +584,11 @@ class Interposer {
 
   // Called after one of its signature's first calls on a GPU.
   void measured(FastCall& call, const Key& missed) {
-    measuring_.finished(call);
-    if (call.is_first) measuring_.loaded(call, missed);
+    int64_t made = 0;
+    if (call.info.convolves)
+      for (const at::Tensor& tensor : call.arrival.tensors()) made += versions_.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
+    measuring_.finished(*call.signature, call.info, call.needed, made);
+    if (call.is_first) measuring_.loaded(call.info, call.its_signature.get(), missed.hash());
   }
 
   // Called after its kernel has run.

@@ -1,8 +1,14 @@
 // What the first calls of a signature take on a GPU: its time, and the most memory that its kernel has at once.
 //
 // The host returns from a launch long before the kernel has run, so the host's clock is of no use: events are recorded before and
-// after. Nothing waits for one: until it has been read, the cost model's value is used. `runtime/cuda/timing.py`, which does the
-// same for the slow path, says when the time between two events is the kernel's.
+// after. Nothing waits for one: until it has been read, the cost model's value is used.
+//
+// The time between two events is that of the kernels only if the GPU was busy with earlier work while the host launched them.
+// Otherwise it includes the time of the launch: on an H200, a kernel of 5 µs seems to take 65 µs if the host needs 30 µs between the
+// two records, and 180 µs if it needs 120, as it does on the slow path (`python -m tests.bench.gpu_short.calls`). So a pair whose
+// first event had already been reached when the launch returned is only an upper bound. If a signature has no better one after its
+// first call, which may load kernels, a GPU without work is given some that does nothing before the next: the pair then is exact,
+// and the program loses nothing, since its GPU would wait for the host.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -23,18 +29,18 @@ class Measuring {
  public:
   // python: Python's `Interposer`.
   Measuring(PyObject* python, const Device& device)
-      : python_(Ref::copy(python)), device_(device), times_(!device.is_cpu() && truth(python, "times")) {}
+      : python_(Ref::copy(python)), device_(device), times_(truth(python, "times")) {}
 
   // One call, until it has run.
   class Call {
    public:
-    Call(Measuring& by, Signature& figures) : by_(by), figures_(figures) {
+    // retried: it may have found no memory at first, so its memory is measured even if it is none of the first calls.
+    Call(Measuring& by, Signature& figures, bool retried = false) : by_(by), figures_(figures) {
       by_.poll();
-      if (figures.calls < 2) {  // the first call may initialise libraries, or try several kernels
-        if (by_.metering() == BLOCKS) meter_.emplace();
-        if (by_.metering() == STATISTICS) before_ = by_.ask("statistics");
-      }
-      if (!by_.times_ || by_.pending_.size() >= MOST_PENDING) return;
+      bool first = figures.calls < 2;  // the very first call may initialise libraries, or try several kernels
+      if ((first || retried) && by_.metering() == BLOCKS) meter_.emplace();
+      if (first && by_.metering() == STATISTICS) before_ = by_.ask("statistics");
+      if (!by_.may_time() || figures.calls >= Signature::SETTLED) return;
       start_.emplace(by_.event());
       if (figures.calls != 0 && !figures.timed && by_.device_.home().query()) by_.ask("occupy");
       start_->record(by_.device_.home());
@@ -48,7 +54,7 @@ class Measuring {
     void ended() {
       if (meter_) needed_ = meter_->most();
       meter_.reset();
-      if (before_) needed_ = as_number(checked(PyObject_CallMethod(by_.python_.get(), "taken", "O", before_.get())).get());
+      if (before_) needed_ = as_number(checked(PyObject_CallMethod(by_.python_.get(), "taken", "(O)", before_.get())).get());
       if (!start_) return;
       bool exact = !start_->query();  // otherwise the GPU has waited for the host
       c10::Event end = by_.event();
@@ -70,40 +76,38 @@ class Measuring {
   };
 
   // Counts a call that has run; the rest is known once its event is read.
-  void count(Signature& figures) {
+  void count(Signature& figures) const {
+    if (figures.calls >= Signature::SETTLED) return;
     bool more = times_ && (figures.calls + 1 < TIMED || !figures.timed);
     figures.calls = more ? figures.calls + 1 : Signature::SETTLED;
   }
-  // A call is over, and its results are in the ledger.
-  void finished(FastCall& call) {
-    Signature& figures = *call.signature;
-    int64_t needed = call.needed;
+  // A call is over, and its results, of `made` bytes, are in the ledger. needed: the most bytes that it had at once; -1: unknown.
+  static void finished(Signature& figures, const OperatorInfo& info, int64_t needed, int64_t made) {
     if (needed >= 0) {
       if (figures.calls == 2)
         figures.output_bytes = std::min(needed, figures.output_bytes);
       else
-        figures.output_bytes = figures.calls == 1 && !call.info.dynamic ? needed : std::max(needed, figures.output_bytes);
+        figures.output_bytes = figures.calls == 1 && !info.dynamic ? needed : std::max(needed, figures.output_bytes);
     }
-    if (call.info.convolves) {
-      int64_t workspace = figures.output_bytes;
-      for (const at::Tensor& tensor : call.arrival.tensors())
-        workspace -= call.tensor_versions.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
+    if (info.convolves) {
+      int64_t workspace = figures.output_bytes - made;
       figures.workspace = workspace >= LEAST_WORKSPACE ? workspace : 0;
     }
   }
-  // A first call is over. key: its signature's. Looks at what the driver shows if the call may have loaded kernels, or a library.
-  void loaded(const FastCall& call, const Key& key) {
-    uint64_t kernel = reinterpret_cast<uint64_t>(&call.info);
-    if (call.info.chooses_kernels && seen_.size() < MOST_SEEN) {
-      size_t count = chosen_[&call.info]++;
-      if (count >= LOOKED_AT && count % LOOKED_AT != 0) return;  // a library has few kernels: most sizes bring none
-      kernel ^= key.hash();
+  // A call is over. hash: tells signatures of the operator apart. Looks at what the driver shows if it is the first such call, and
+  // may have loaded kernels, or a library.
+  void loaded(const OperatorInfo& info, PyObject* signature, uint64_t hash) {
+    uint64_t kernel = reinterpret_cast<uint64_t>(&info);
+    if (info.chooses_kernels && seen_.size() < MOST_SEEN) {
+      if (!seen_.insert(kernel ^ hash).second) return;
+      size_t count = chosen_[&info]++;
+      if (count < LOOKED_AT || count % LOOKED_AT == 0) ask("loaded");  // a library has few kernels: most sizes bring none
     } else {
       std::set<PyObject*> dtypes;
-      for (PyObject* one : Items(as_signature(call.its_signature.get())->geometries)) dtypes.insert(PyTuple_GET_ITEM(one, 3));
+      for (PyObject* one : Items(as_signature(signature)->geometries)) dtypes.insert(PyTuple_GET_ITEM(one, 3));
       for (PyObject* one : dtypes) kernel = kernel * 31 + reinterpret_cast<uint64_t>(one);
+      if (seen_.insert(kernel).second) ask("loaded");
     }
-    if (seen_.insert(kernel).second) ask("loaded");
   }
 
   // Reads events that have been reached: a signature's cost is the least measured. Others than exact ones are upper bounds, which
@@ -123,7 +127,9 @@ class Measuring {
  private:
   static constexpr size_t MOST_PENDING = 512;
   static constexpr int READ_AT_ONCE = 8;
-  static constexpr int64_t TIMED = 3;  // calls of a signature that are timed; more if none of them was exact
+  // Calls of a signature that are timed, which takes the host some 70 µs each on the slow path (an H100's). If none of them was
+  // exact, since the allocator has waited for the GPU, more are, up to `Signature::SETTLED`.
+  static constexpr int64_t TIMED = 3;
   static constexpr int64_t LEAST_WORKSPACE = int64_t{1} << 20;  // less fits into the slack
   static constexpr size_t MOST_SEEN = 10'000, LOOKED_AT = 32;
 
@@ -133,6 +139,10 @@ class Measuring {
     bool replaces;  // the first exact one
   };
 
+  // What a side stream runs is not timed.
+  bool may_time() const {
+    return times_ && !device_.is_cpu() && device_.on_main_stream() && pending_.size() < MOST_PENDING;
+  }
   c10::Event event() {
     if (idle_.empty()) return c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     c10::Event one = std::move(idle_.back());

@@ -1,13 +1,13 @@
 """A model of a GPU in plain Python, on which sessions with CPU tensors run as they would on a real one.
 
-`FakeGpu` replaces `dtrrun.runtime.cuda.gpu.Gpu`: memory, streams, events and the current device. Its memory
+`FakeGpu` replaces `dtrrun.runtime.cuda.gpu.Gpu`: memory, streams and the current device. Its memory
 is an `Allocator`, a model of PyTorch's. The session's slow path and replays run every operator through it, so
 that it can raise out-of-memory errors. There is no fast path, because C++ would call the CPU's kernels.
 
     with fake_session(monkeypatch, budget) as (session, gpu):
         ...  # any program on the CPU
 
-A test can give operators a workspace, a duration or an error, move the program to another stream or device,
+A test can give operators a workspace or an error, move the program to another stream or device,
 and lower the cap.
 
 `fake_nvml` replaces the driver's library. `tests/hollow` is another model of a GPU, in C, underneath a real
@@ -292,9 +292,6 @@ class FakeGpu:
         self.context = context
         self.others = 0  # bytes of other processes on the device
         self.own = None  # a function that returns the driver's figure for this process; None: unavailable
-        self.clock = 0.0  # ms
-        self.done = True  # whether the GPU has finished all its work
-        self.occupied = 0  # times it was given work that does nothing
         self.side = False  # whether the current stream is a side stream
         self.overruled = False  # whether the program has replaced the cap with its own
         self.current = 0  # the program's current device
@@ -302,7 +299,6 @@ class FakeGpu:
         self.workspace = {}  # by operator name: bytes
         self.library = {}  # by operator name: bytes of workspace that a library requests but can do without
         self.did_without = []
-        self.duration = {}  # by operator name: ms
         self.refuse = {}  # by operator name: how many calls fail after writing
         self.ran = []
 
@@ -312,7 +308,6 @@ class FakeGpu:
         """Run an operator on the model. compute: a function without arguments that computes it."""
         name = func._schema.name
         self.ran.append(name)
-        self.clock += self.duration.get(name, 0.01)
         if self.refuse.get(name, 0):
             self.refuse[name] -= 1
             compute()
@@ -441,33 +436,6 @@ class FakeGpu:
     def return_to(self, side):
         self.side = True
         self.moves.append(f"back to {side}")
-
-    @staticmethod
-    def home_stream():
-        return "main"
-
-    def event(self):
-        return Event(self)
-
-    def occupy(self):
-        self.occupied += 1
-
-
-@dataclass
-class Event:
-    gpu: FakeGpu
-    time: float = -1.0
-
-    def record(self, stream):
-        assert stream == "main"
-        self.time = self.gpu.clock
-
-    def query(self):
-        return self.gpu.done
-
-    def elapsed_time(self, end):
-        assert self.gpu.done, "read before it was done"
-        return end.time - self.time
 
 
 # -- sessions --------------------------------------------------------------------------------------

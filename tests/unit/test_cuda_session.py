@@ -7,11 +7,9 @@ import torch
 from fake_gpu import FakeGpu, chain, correct, fake_session, stepped, tensor, unprofiled
 
 import dtrrun
-from dtrrun.core.graph import Signature
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda import session as cuda
 from dtrrun.runtime.cuda.budget import LEAST_GUARD, MAP_NS, MIB, SEGMENT, STALL_NS, UNMAP_NS
-from dtrrun.runtime.cuda.operators import TIMED
 from dtrrun.telemetry import driver
 
 CONTEXT = 300 * MIB
@@ -229,20 +227,6 @@ def test_sizes_are_counted_as_the_allocator_does(monkeypatch):
     assert storage.rounded(1) == 64
 
 
-def test_costs_are_the_gpus_and_read_later(monkeypatch):
-    with fake_session(monkeypatch, BUDGET) as (session, gpu):
-        gpu.duration["aten::mm"] = 0.75  # ms
-        gpu.done = False
-        a, b = tensor(), tensor()
-        torch.mm(a, b)
-        signature = unprofiled(session, "aten.mm")
-        assert 0 < signature.cost < 750_000  # by the cost model
-        torch.mm(a, b)
-        gpu.done = True
-        session.device.operators.timer.poll()
-        assert (signature.cost, signature.timed) == (750_000, True)
-
-
 def test_the_footprint_is_what_was_there_at_one_time(monkeypatch):
     with fake_session(monkeypatch, None) as (session, gpu):
         kept = chain(20)
@@ -282,27 +266,6 @@ def test_avoiding_flushes_inside_operators_is_dtrruns_own_work(monkeypatch):
         assert after["operators_ns"] == 0
         parts = ("operators_ns", "bookkeeping_ns")
         assert sum(after[one] for one in parts) == pytest.approx(sum(before[one] for one in parts), abs=10**8)
-
-
-@pytest.mark.parametrize("busy", [True, False])
-def test_the_fast_path_takes_over_once_a_signature_is_timed(monkeypatch, busy):
-    with fake_session(monkeypatch, BUDGET) as (session, gpu):
-        gpu.done = not busy
-        a, timer = tensor(), session.device.operators.timer
-        began, begin = [], timer.begin
-        monkeypatch.setattr(timer, "begin", lambda signature: began.append(1) or begin(signature))
-        for _ in range(20):
-            a.mul(2.0)
-        assert len(began) == (TIMED if busy else Signature.SETTLED)
-        assert any(s.operator.name == "aten.mul" for s in session.slow_path.signatures.by_key.values())
-
-
-def test_the_cost_model_needs_no_events(monkeypatch):
-    with fake_session(monkeypatch, BUDGET, cost="model") as (session, _):
-        monkeypatch.setattr(session.device.operators.timer, "begin", None)
-        kept = chain(30)
-        assert correct(kept)
-        assert session.report()["evictions"] > 0
 
 
 def test_a_workspace_is_learned_without_an_error(monkeypatch):

@@ -259,14 +259,6 @@ class Gpu:
         torch.cuda.set_stream(side)
         side.wait_stream(self._home_stream)
 
-    @staticmethod
-    def event() -> Any:
-        """Return an event with `record(stream)`, `query()` and `elapsed_time(end)` in ms."""
-        return torch.cuda.Event(enable_timing=True)
-
-    def home_stream(self) -> Any:
-        return self._home_stream
-
     def occupy(self) -> None:
         """If the GPU has no work on the program's stream, the current one, let it do nothing for a moment."""
         if self.is_current() and self._home_stream.query():

@@ -8,7 +8,6 @@ from typing import Any
 from dtrrun.core.graph import Operation, Signature
 from dtrrun.runtime.cost_model import GPU, modelled_ns
 from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
-from dtrrun.runtime.cuda.timing import Timer
 from dtrrun.runtime.dispatch.arguments import outputs_of
 from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -16,12 +15,6 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import put_back
 from dtrrun.runtime.storage import size_of, storage_of
 from dtrrun.settings import RuntimeSettings
-
-TIMED = 3
-"""Calls of a signature that are timed, in Python: some 70 µs each (on an H100's host). If none of them
-counts, since the allocator has waited for the GPU, more are, up to `Signature.SETTLED`."""
-MOST = 10_000  # kernels seen
-LEAST_WORKSPACE = 1 << 20  # bytes; less fits into the slack
 
 SIDE_STREAM = (
     "tensors that are used on a side stream stay in memory: dtrrun evicts only those of the main stream"
@@ -32,14 +25,12 @@ class CudaOperators:
     """Runs operators on a GPU for the slow path and rematerializations."""
 
     def __init__(self, gpu: Any, settings: RuntimeSettings, loaded: Callable[[], None]) -> None:
-        """loaded: called after the first call of each operator on tensors of these dtypes."""
+        """loaded: called after calls that may have loaded kernels, or a library."""
         self.gpu = gpu
         self.loaded = loaded
-        self.timer = Timer(gpu.event, gpu.home_stream, gpu.occupy)
         self.capturing = False  # a CUDA graph
         self.blind = False  # an allocator without statistics
         self.times = settings.cost == "measured"
-        self._seen: set[Any] = set()  # operators with dtypes, and signatures of those that choose kernels
         self.side_storages = 0
         self._tells: bool | None = None
 
@@ -49,46 +40,28 @@ class CudaOperators:
 
     def call(self, call: TensorCall) -> Any:
         """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
-        signature, rng = call.signature, call.rng
         if self.capturing:
             return self._slow_path.call(call)
-        if self.timer.pending:
-            with self._slow_path.lock:
-                self.timer.poll()
-        # The first two calls: the first may initialize libraries or try several kernels.
-        measured = signature.calls < 2 and not self.blind
-        tells = self.tells_of_blocks()
-        state = [self.state() if measured and not tells else None]
-        retries = self._retry.retries
-        first = [True]
-        timed = self.times and signature.calls < Signature.SETTLED and not self.gpu.on_side_stream()
+        signature, rng, retry = call.signature, call.rng, self._retry
+        is_early, retries = signature.calls < 2, retry.retries
+        attempted = False
+        needed = -1
 
         def run() -> Any:
-            if not first[0]:
-                state[0] = None if self.blind or tells else self.state()
-                if rng is not None:
-                    put_back(rng)
-            first[0] = False
-            start = self.timer.begin(signature) if timed else None
-            try:
-                result = self._slow_path.call(call)
-            except BaseException:
-                if start is not None:
-                    self.timer.dropped(start)
-                raise
-            if start is not None:
-                self.timer.end(signature, start)
+            nonlocal attempted, needed
+            if attempted and rng is not None:
+                put_back(rng)
+            attempted = True
+            result, needed = self._slow_path.native.measured(signature, self._slow_path.call, call)
             return result
 
+        name = call.operator.name
         if retriable(call.operator, random_state_known=rng is not None):
-            ran = signature.calls > 0
-            result = self._retry.attempt(run, call.operator.name, signature.output_bytes, ran=ran)
+            result = retry.attempt(run, name, signature.output_bytes, ran=signature.calls > 0)
         else:
-            result = self._retry.once(run, call.operator.name)
-        if state[0] is not None:
-            call.needed = self.taken(state[0])
-        elif tells and (measured or self._retry.retries != retries):
-            call.needed = self._slow_path.native.needed()
+            result = retry.once(run, name)
+        if is_early or retry.retries != retries:
+            call.needed = needed
         return result
 
     def tells_of_blocks(self) -> bool:
@@ -114,33 +87,17 @@ class CudaOperators:
         if not signature.calls and not signature.cost:
             nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
             signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes, GPU)
-        if signature.calls < Signature.SETTLED:
-            more = self.times and (signature.calls + 1 < TIMED or not signature.timed)
-            signature.calls = signature.calls + 1 if more else Signature.SETTLED
+        self._slow_path.native.count_measured(signature)
 
     def finished(self, call: TensorCall, signature: Signature) -> None:
         """Update a signature once its operator's results are in the ledger."""
-        if call.needed >= 0:
-            if signature.calls == 2:
-                signature.output_bytes = min(call.needed, signature.output_bytes)
-            elif signature.calls == 1 and not call.operator.dynamic:
-                signature.output_bytes = call.needed
-            else:
-                signature.output_bytes = max(call.needed, signature.output_bytes)
-        if call.operator.convolves:
-            made = sum(size_of(storage_of(tensor)) for tensor in outputs_of(call.result, []))
-            workspace = signature.output_bytes - made
-            signature.workspace = workspace if workspace >= LEAST_WORKSPACE else 0
+        results = outputs_of(call.result, []) if call.operator.convolves else []
+        made = sum(size_of(storage_of(tensor)) for tensor in results)
+        self._slow_path.native.learn_measured(signature, call.needed, made)
         if call.statistics:
             call.replay_signature()
         if self.gpu.on_side_stream() and not self.capturing:
             self._pin_side(call)
-        kernel: Any = call.operator, frozenset(dtype for _, _, _, dtype, *_ in signature.geometries)
-        if call.operator.chooses_kernels and len(self._seen) < MOST:
-            kernel = call.operator, signature.geometries
-        if kernel not in self._seen:
-            self._seen.add(kernel)
-            self.loaded()  # kernels, perhaps a library
 
     def _pin_side(self, call: TensorCall) -> None:
         """Pin what two streams use, because neither could safely free it."""

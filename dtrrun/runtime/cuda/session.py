@@ -208,7 +208,6 @@ class Cuda:
             self.gpu.check_blocks(self._native, found.reserved)
         self.accounts.step_ended(self._flushes > flushes and not self.gpu.follows)
         if self.awake and not self.capturing:
-            self.operators.timer.poll()
             self._native.read_times()
         if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:
             self._looked_at_holes = monotonic()
