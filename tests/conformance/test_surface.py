@@ -468,7 +468,7 @@ def test_lists_that_compiled_functions_make_of_evicted_tensors():
             kept += [module(evicted(step)), module(evicted(step), 3.0), module(power=2, x=evicted(step))]
         return kept
 
-    check_stress(program)
+    check_stress(program, by_address=True)
 
 
 # -- what programs override ----------------------------------------------------------------------------------
