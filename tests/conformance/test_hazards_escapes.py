@@ -176,7 +176,7 @@ def test_composite_operators_that_read_lengths():
             kept += [loss, bag, torch.quasirandom.SobolEngine(3, scramble=True, seed=step).draw(8)]
         return kept
 
-    check_stress(program)
+    check_stress(program, by_address=True)
 
 
 WRITES = {

@@ -28,4 +28,4 @@ def test_split_points_that_were_evicted():
         kept = [x * 2, x.exp()]
         return [*kept, *torch.tensor_split(x, points), *(x * 3).tensor_split(points + 1)]
 
-    check_stress(program)
+    check_stress(program, by_address=True)

@@ -126,4 +126,4 @@ def test_a_composite_that_reads_memory_itself(context):
             kept = [x.sin(), x.cos()]
             return [F.max_pool1d(one, 2) for one in kept], [nn.MaxPool1d(3)(one) for one in kept], kept
 
-    check_stress(program, plain(program))
+    check_stress(program, plain(program), by_address=True)

@@ -52,9 +52,6 @@ row(
      "hazards_escapes::a_storage_is_handed_out_only_where_it_can_be_kept"),
     ("every module may read from addresses", "runtime.patches.escapes:is_read", yes,
      "hazards_saving::other_modules_are_handed_memory_for_good"),
-    ("composite operators read lengths that are evicted", "runtime.patches.composites:READ_INTEGERS", (),
-     "hazards_lengths::packed_sequences_whose_lengths_were_evicted "
-     "hazards_lengths::split_points_that_were_evicted"),
     ("constructors read evicted elements", "runtime.patches.escapes:NUMBERS", (),
      "hazards_escapes::reads surface::evicted_tensors_in_lists"),
     ("an escape's replay runs under the program's modes",
