@@ -198,6 +198,11 @@ class RuntimeSettings:
         False,
     )
     where: bool = option("Show from which module and line recomputed operators were called.", OUTPUT, False)
+    peak: bool = option(
+        "Show what holds memory when tensors take the most: classes, modules, lines and variables.",
+        OUTPUT,
+        False,
+    )
     quiet: bool = option(
         "Print only errors, and warnings that results may differ or that the budget does not hold.",
         OUTPUT,
@@ -209,6 +214,10 @@ class RuntimeSettings:
     log_first: int = 2
     log_last: int = 2
     """The first and the last step of the log, counted from 1."""
+    peak_bytes: int | None = None
+    """What tensors take at most, where an earlier run has told (`dtrrun peak`)."""
+    peak_only: bool = False
+    """End the script once it is known what holds the peak."""
     plain: bool = False
     """Leave the program unchanged, and only count its steps."""
     state: bool = False

@@ -24,11 +24,12 @@ from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchErro
 from dtrrun.launch.signals import number_of
 from dtrrun.sizes import parse_size
 
-VERBS = ("run", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
+VERBS = ("run", "peak", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
 HELP = {"-h", "--help"}
 BEGIN = (
     "nothing to run: give a script, -m module, -c code or a command, as in",
     "  dtrrun --budget 6GB train.py --epochs 3    (inside 6 GB)",
+    "  dtrrun peak train.py                       (what holds the memory?)",
     "  dtrrun profile train.py                    (find a budget)",
     "  dtrrun doctor                              (check this machine)",
     "dtrrun --help shows all options and verbs",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol, TextIO
 
 from dtrrun.cli.messages import as_line, if_someone_reads, say
 from dtrrun.cli.options import Options
@@ -39,11 +40,25 @@ Finish = Callable[[int, Sequence[Snapshot]], int]
 """Given the exit status and the records of the processes, returns our exit status."""
 
 
-def supervise(options: Options, command: Sequence[str], finish: Finish = lambda status, _: status) -> int:
+class Show(Protocol):
+    """Prints the report of a run."""
+
+    def __call__(self, report: dict[str, Any], stream: TextIO, /) -> None: ...
+
+
+def supervise(
+    options: Options,
+    command: Sequence[str],
+    finish: Finish = lambda status, _: status,
+    show: Show = print_final,
+    wants: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> int:
     """Run `command` under `options`, with all output around it, and return the exit status.
 
     That is the status from `judge`, or 125 if that is 0 and results could not be written; `finish`, called
     last, may change it. If a signal ended the target, this does not return: the same signal ends us.
+
+    show: prints the report. wants: whether a report is to be shown and written.
     """
     refuse_one_path_twice({"--json": options.json, "--html": options.html, "--trace": options.trace})
     with (
@@ -72,9 +87,10 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
         outcome = judge(returncode, snapshots, marks, stopped)
         seen = timeline.values(snapshots) if timeline is not None else None
         report = build_report(snapshots, settings, outcome.exit_status, command, elapsed, seen)
-        if snapshots and not options.settings.quiet:
+        wanted = wants(report)
+        if snapshots and wanted and not options.settings.quiet:
             with if_someone_reads():
-                print_final(report, sys.stderr)
+                show(report, sys.stderr)
         if outcome.error:
             say(f"error: {outcome.error}")
         elif outcome.note and not options.settings.quiet:
@@ -97,7 +113,7 @@ def supervise(options: Options, command: Sequence[str], finish: Finish = lambda 
         results: dict[str, Callable[[], object]] = {"--json": lambda: write_report(report)}
         results |= {"--html": html} if options.html is not None else {}
         results |= {"--trace": trace} if options.trace is not None else {}
-        unwritten = write_each(results)
+        unwritten = write_each(results) if wanted else []
     status = finish(outcome.exit_status or (FAILED if unwritten else 0), snapshots)
     if outcome.signal is not None:
         die_of(outcome.signal)

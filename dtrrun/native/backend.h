@@ -8,6 +8,7 @@
 
 #include <optional>
 
+#include "calls.h"
 #include "placeholders.h"
 #include "replays.h"
 #include "silence.h"
@@ -28,6 +29,7 @@ class SessionBackend final : public PythonBackend {
     Slot next_tick, waiting;  // waiting: how many threads wait for another thread's operator to end
     int64_t mask;
   };
+  CallNotes* notes = nullptr;  // of `--where` and `--peak`
   void connect(const Native& native) { native_.emplace(native); }
   void disconnect() { native_.reset(); }
 
@@ -70,6 +72,10 @@ class SessionBackend final : public PythonBackend {
     return checked(PyObject_CallMethod(memory.get(), "holds", "OL", object.get(), static_cast<long long>(nbytes))).get() == Py_True;
   }
 
+  void died(Version* version) override {
+    if (notes != nullptr) notes->died(version);
+    PythonBackend::died(version);
+  }
   void room_given_back() override {
     if (!native_ || native_->waiting.number(native_->slow_path) != 0) PythonBackend::room_given_back();
   }

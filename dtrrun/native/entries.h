@@ -32,6 +32,29 @@ class Frames {
     return frame == nullptr ? nullptr : reinterpret_cast<Layout*>(frame)->previous;
   }
 
+  // Where a frame is: its code, and the offset of the present instruction. code: borrowed; null for a frame without any.
+  struct Place {
+    PyCodeObject* code;
+    int offset;
+  };
+  static Place place_of(Frame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject* code = PyUnstable_InterpreterFrame_GetCode(frame);
+    Py_DECREF(code);  // the frame has it
+    if (!PyCode_Check(code)) return {nullptr, -1};
+    return {reinterpret_cast<PyCodeObject*>(code), PyUnstable_InterpreterFrame_GetLasti(frame)};
+#else
+    struct Layout {
+      void* first[4];
+      PyCodeObject* code;
+      void *object, *previous;
+      const char* instruction;
+    };
+    auto* its = reinterpret_cast<Layout*>(frame);
+    return {its->code, static_cast<int>(its->instruction - reinterpret_cast<const char*>(its->code->co_code_adaptive))};
+#endif
+  }
+
   // Makes a frame that is under way the newest one, while in scope.
   class Newest {
    public:

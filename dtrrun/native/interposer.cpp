@@ -7,8 +7,10 @@
 
 #include <atomic>
 #include <memory>
+#include <unordered_map>
 
 #include "../bindings/core_types.h"
+#include "call_notes.h"
 #include "compiled_kernels.h"
 #include "functions.h"
 #include "interposer.h"
@@ -253,6 +255,23 @@ PyObject* gradient_hook(PyObject*, PyObject* otherwise) {
   return PyCFunction_New(&arrived, otherwise);
 }
 
+// instances(objects, classes): a program has a million objects of a few thousand types.
+PyObject* instances(PyObject*, PyObject* args) {
+  PyObject *objects, *classes;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &objects, &PyTuple_Type, &classes)) return nullptr;
+  return guarded([&] {
+    std::unordered_map<PyTypeObject*, bool> known;
+    Ref found = checked(PyList_New(0));
+    for (PyObject* one : Items(objects)) {
+      auto [type, is_new] = known.try_emplace(Py_TYPE(one), false);
+      if (is_new)
+        for (PyObject* cls : Items(classes)) type->second |= PyType_IsSubtype(type->first, reinterpret_cast<PyTypeObject*>(cls)) != 0;
+      if (type->second && PyList_Append(found.get(), one) < 0) raise();
+    }
+    return found.release();
+  });
+}
+
 PyObject* forget(PyObject*, PyObject*) {
   if (interposer) interposer->forget();
   Py_RETURN_NONE;
@@ -430,6 +449,8 @@ PyMethodDef session_functions[] = {
     {"was_excluded", was_excluded, METH_O, "Return whether a dispatch key was excluded when that operator was called."},
     {"gradient_hook", gradient_hook, METH_O,
      "gradient_hook(otherwise): return a hook that pins the gradients of leaves. It calls `otherwise` where Python must."},
+    {"instances", instances, METH_VARARGS,
+     "instances(objects, classes): return the objects in a list whose type is one of these classes, or derived from one."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
     {"counters", counters, METH_NOARGS,
      "Return ns of the fast path: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
@@ -481,11 +502,13 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   program_has = [](const VersionObject* one) { return has_storage(static_cast<const StoredVersion*>(one)); };
   observed_call_type = make_observed_call_type();
   CompiledKernel::type = CompiledKernel::make_type();
+  CallNotesObject::type = CallNotesObject::make_type();
   Ref made(PyModule_Create(&module));
   if (!made || !add_core_types(made.get(), "_dtrrun_native", {sizeof(StoredVersion), make_version, call_version})) return nullptr;
   for (PyMethodDef* functions : {memory_functions, foreign_functions})
     if (PyModule_AddFunctions(made.get(), functions) < 0) return nullptr;
   if (!add_entry_types(made.get())) return nullptr;
   if (observed_call_type == nullptr || CompiledKernel::type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0) return nullptr;
+  if (CallNotesObject::type == nullptr || PyModule_AddType(made.get(), CallNotesObject::type) < 0) return nullptr;
   return made.release();
 }

@@ -1,10 +1,10 @@
 // What is notified of operators on the fast path: observers (`core/observer.py`), fingerprints under `--verify`
-// (`runtime/observe/verify.py`), and `--where`, which looks at the caller of each operator.
+// (`runtime/observe/verify.py`), and the notes of `--where` and `--peak` (`calls.h`).
 //
 // While there is none, each costs one comparison per operator. What the core notifies is in `bindings/backend.h`.
 #pragma once
 
-#include "python.h"
+#include "calls.h"
 #include "graph.h"
 
 namespace dtrrun {
@@ -64,17 +64,20 @@ class Fingerprints {
   Ref object_;
 };
 
-// Calls `SlowPath.called`, if it is set.
+// Has operators noted (`SlowPath.calls`), if there are notes.
 class CallObserver {
  public:
-  explicit CallObserver(PyObject* slow_path) : function_(attribute(slow_path, "called")) {}
+  explicit CallObserver(PyObject* slow_path) : object_(attribute(slow_path, "calls")) {
+    if (object_.get() != Py_None) notes_ = &CallNotesObject::of(object_.get());
+  }
   // An operator that is not a view has been called.
   void called() const {
-    if (function_.get() != Py_None) checked(PyObject_CallNoArgs(function_.get()));
+    if (notes_ != nullptr) notes_->called();
   }
 
  private:
-  Ref function_;
+  Ref object_;
+  CallNotes* notes_ = nullptr;
 };
 
 }  // namespace dtrrun

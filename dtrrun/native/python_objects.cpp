@@ -1,11 +1,14 @@
 #include "python_objects.h"
 
+#include <ATen/SequenceNumber.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <new>
 #include <type_traits>
 
@@ -49,6 +52,13 @@ Ref new_object_of(const c10::Storage& storage) {
 
 Ref python_value(const c10::IValue& value) { return Ref(torch::jit::toPyObject(value).release().ptr()); }
 c10::IValue ivalue_of(PyObject* object, const c10::TypePtr& type) { return torch::jit::toIValue(object, type, std::nullopt); }
+
+int64_t node_under_way() {
+  auto node = torch::autograd::get_current_node();
+  // Some have no number of their own, such as those that accumulate gradients.
+  return node ? static_cast<int64_t>(std::min<uint64_t>(node->sequence_nr(), INT64_MAX)) : -1;
+}
+int64_t next_node() { return static_cast<int64_t>(at::sequence_number::peek()); }
 
 Ref function_of(const c10::OperatorHandle& op) { return Ref::copy(torch::detail::getTorchApiFunction(op).ptr()); }
 

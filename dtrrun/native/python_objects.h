@@ -27,6 +27,10 @@ Ref new_object_of(const c10::Storage& storage);
 Ref python_value(const c10::IValue& value);
 c10::IValue ivalue_of(PyObject* object, const c10::TypePtr& type);
 
+// Returns the number of the node of autograd's graph that is running in this thread, or -1; and of the next one to be made.
+int64_t node_under_way();
+int64_t next_node();
+
 // Returns the function of `torch.ops` for an operator.
 Ref function_of(const c10::OperatorHandle& op);
 

@@ -10,6 +10,7 @@ import torch
 
 from dtrrun.sizes import format_size, format_size_up
 from dtrrun.telemetry.advice import FOR_A_COMMAND, Advised, advice
+from dtrrun.telemetry.holding import as_lines
 
 SHOWN = 4
 """How many reasons why memory cannot be evicted are listed in the message: at least half of them are about
@@ -28,6 +29,7 @@ class Advice(NamedTuple):
     hint: str = ""
     pinned: dict[str, int] | None = None  # None: as the error was made with
     held_by: dict[str, str] | None = None
+    holds: dict[str, Any] | None = None
     likely_bytes: int = 0
     plain_bytes: int = 0
     expected_slowdown: float = 1.0
@@ -38,11 +40,11 @@ class BudgetError(torch.OutOfMemoryError):
     """The budget is too small for one operator. The program's state is intact.
 
     A program may catch such errors at every step, and look at none of them. So the text, and what is not at
-    hand (`training`, `expected_bytes`, `hint`, `held_by`, and the names in `pinned`), are worked out when
+    hand (`training`, `expected_bytes`, `hint`, `held_by`, `holds`, and the names in `pinned`), are worked out when
     somebody asks for them, from what the session knew when it raised the error.
 
-    The message begins with PyTorch's words for a device without memory, and on a CPU ends with its
-    allocator's, because programs that retry with a smaller batch look for these words, not for the class.
+    The message begins with PyTorch's words for a device without memory, and on a CPU has its allocator's,
+    because programs that retry with a smaller batch look for these words, not for the class.
 
     It has these attributes:
 
@@ -53,6 +55,8 @@ class BudgetError(torch.OutOfMemoryError):
       may need more.
     - `pinned`: how many bytes in memory could not be evicted, by reason.
     - `held_by`: what refers to most of them, by reason, where a variable of the program was found.
+    - `holds`: what the memory is for the program: its `bytes`, a list of `classes` and one of `variables` (as in
+      the report of `dtrrun peak`); None if operators have run before anybody asked.
     - `called`: the operator that the program called. It differs from `operator` if an input had to be
       recomputed.
     - `called_bytes`: the bytes of its inputs, its results and all memory that cannot be evicted; 0 if
@@ -154,6 +158,10 @@ class BudgetError(torch.OutOfMemoryError):
         return self._settled().held_by or {}
 
     @property
+    def holds(self) -> dict[str, Any] | None:
+        return self._settled().holds
+
+    @property
     def args(self) -> tuple[Any, ...]:
         if self._given is None:
             self._given = (self._text(),)
@@ -164,7 +172,10 @@ class BudgetError(torch.OutOfMemoryError):
         self._given = tuple(given)
 
     def __str__(self) -> str:
-        return str(self.args[0]) if len(self.args) == 1 else str(self.args) if self.args else ""
+        """Return the message, and below it, in a table, what holds the memory."""
+        message = str(self.args[0]) if len(self.args) == 1 else str(self.args) if self.args else ""
+        held = self.holds
+        return message if held is None else "\n".join([message, *as_lines(held)])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.args))})"
@@ -173,7 +184,7 @@ class BudgetError(torch.OutOfMemoryError):
     def without_advice(self) -> str:
         """The text as far as it is known at once, for C++, which asks whenever it passes an error on."""
         if self._given is not None:
-            return str(self)
+            return str(self.args[0]) if self.args else ""
         return self._text() if self._advice is None else self._text(Advice())
 
     def keep_to(self, plain_bytes: int) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dtrrun.runtime.compiled.compiler import Compiler
     from dtrrun.runtime.compiled.eagerly import Eagerly
     from dtrrun.runtime.dispatch.slow_path import SlowPath
+    from dtrrun.runtime.observe.at_peak import AtPeak
+    from dtrrun.runtime.observe.callers import Callers
     from dtrrun.runtime.observe.learning import Learning
     from dtrrun.runtime.observe.lookahead import Lookahead
     from dtrrun.runtime.observe.recorder import Recorder
@@ -45,13 +47,31 @@ def recorder(settings: RuntimeSettings) -> Recorder | None:
     return Recorder(settings.log, settings.log_first, settings.log_last, settings.cost)
 
 
-def where(settings: RuntimeSettings, slow_path: SlowPath) -> Where | None:
+def callers(settings: RuntimeSettings, slow_path: SlowPath, native: ModuleType) -> Callers | None:
+    """For `--where` and `--peak`."""
+    if not (settings.where or settings.peak):
+        return None
+    from dtrrun.runtime.observe.callers import Callers
+
+    return Callers(slow_path, native)
+
+
+def where(settings: RuntimeSettings, callers: Callers | None, ledger: Ledger) -> Where | None:
     """`--where`."""
-    if not settings.where:
+    if not settings.where or callers is None:
         return None
     from dtrrun.runtime.observe.where import Where
 
-    return Where(slow_path)
+    return Where(callers, ledger)
+
+
+def at_peak(settings: RuntimeSettings, session: Session, callers: Callers | None) -> AtPeak | None:
+    """`--peak`."""
+    if not settings.peak or callers is None:
+        return None
+    from dtrrun.runtime.observe.at_peak import AtPeak
+
+    return AtPeak(session, callers, settings.peak_bytes)
 
 
 def compiler(

@@ -39,6 +39,8 @@ from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.expected import Plain, Refused, advised_budget, growth_of
 from dtrrun.runtime.observe.hints import hint, unnamed
+from dtrrun.runtime.observe.holders import LONGEST_NS
+from dtrrun.runtime.observe.holding import Now, Program, by_name, hold, told
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
 from dtrrun.runtime.observe.own_time import OwnTime, ProcessorWait, unseen_ns
@@ -164,6 +166,7 @@ class Session:
         )
         executor.given_up = self.slow_path.turns.given_up
         self.device.connect(self.dtr, self.slow_path, self.warn, self.alert)
+        self._callers = optional.callers(settings, self.slow_path, self._native)
         self.interposer = self.device.make_interposer(
             self._native, self.slow_path, self._threaded, self.alert
         )
@@ -184,7 +187,8 @@ class Session:
         self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.evicted_bytes > 0)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
-        self._where = optional.where(settings, self.slow_path)
+        self._where = optional.where(settings, self._callers, self.ledger)
+        self._at_peak = optional.at_peak(settings, self, self._callers)
         self.compiler = optional.compiler(settings, self._native, self._access, self._warn_once_a_run)
         self._lookahead = optional.lookahead(self.slow_path)
         if self._recorder is not None:
@@ -220,7 +224,7 @@ class Session:
         self._peak = optional.peak(settings, self.device.type)
         self._peak_of_steps = 0  # bytes: the plain peak when the last step ended
         self._held: deque[int] = deque(maxlen=4)  # bytes: what tensors would take when each last step ended
-        optionals = (self._where, self._recorder, self._heap, *self._on_heap(), self._learning)
+        optionals = (self._callers, self._where, self._at_peak, self._recorder, self._heap, *self._on_heap(), self._learning)
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
@@ -493,6 +497,7 @@ class Session:
             "basis": "",
             "hint": "",
             "held_by": {},
+            "holds": None,
         }
         is_first, self.error = self.error is None, facts
         moment: Any = Moment(self.ledger, self.dtr.history, inputs)  # in place of the parts themselves
@@ -507,17 +512,23 @@ class Session:
         def advice(error: BudgetError) -> Advice:
             try:
                 with moment.again():
-                    training = find_training(moment.device_type)
+                    program = Program.look(moment.device_type)
+                    training, labels = program.training, Labels(moment)
                     known = plain._replace(run=self.plain_bytes())
                     given = moment, signatures, training, error, moment.inputs, failed, rehearsal
                     advised = advised_budget(Refused(*given), known, growth)
-                    rows, holders = Labels(moment).searched(training, error.__traceback__)
-                    own = hint(moment, holders, error, failed, moment)
+                    program = program._replace(also=labels.unknown(training), traceback=error.__traceback__)
+                    now = Now(0, moment.step_age, (), by_name)
+                    held = hold(moment, now, program, LONGEST_NS)
+                    rows = labels.named(training, held.holders)
+                    # Once the program has gone on, its graphs are others.
+                    holds = told(held) if held.nbytes and ledger.age == moment.age else None
+                    own = hint(moment, held.holders, error, failed, moment)
             except Exception as why:  # optimizers and tensors may be of any class
                 return Advice(hint=". ".join(filter(None, (of_device, unnamed(why), of_collector))))
             hints = ". ".join(filter(None, (of_device, own, self._remedy(), of_collector)))
             pinned = relabelled(facts["pinned"], rows)
-            found = Advice(training.totals(), advised.expected, hints, pinned, held_by(rows))
+            found = Advice(training.totals(), advised.expected, hints, pinned, held_by(rows), holds)
             found = found._replace(likely_bytes=advised.likely, plain_bytes=advised.plain)
             found = found._replace(expected_slowdown=advised.slowdown, basis=advised.basis)
             facts.update(found._asdict())
@@ -666,6 +677,8 @@ class Session:
         """The end of a backward pass, which marks a step in a program without an optimizer."""
         with self._lock:
             self.dtr.history.end_period()
+            if self._at_peak is not None and self._no_optimizer():
+                self._at_peak.step_ended()
 
     def _step_ended(self) -> None:
         if self._final is not None:
@@ -674,7 +687,7 @@ class Session:
             return
         with self._lock:
             self.dtr.history.end_step()
-            for part in (self._recorder, self._lookahead, self._learning, self._where):
+            for part in (self._recorder, self._lookahead, self._learning, self._where, self._at_peak):
                 if part is not None:
                     part.step_ended()
             if self.steps.last is not None:
@@ -689,7 +702,8 @@ class Session:
         assert self.steps.last is not None
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)
-        if self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps:
+        over = self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps
+        if over or (self.settings.peak_only and self._at_peak is not None and self._at_peak.done):
             self._publish()
             end_script(0)
 
@@ -749,6 +763,15 @@ class Session:
 
     # -- report ----------------------------------------------------------------------------------
 
+    @property
+    def at_peak(self) -> dict[str, Any] | None:
+        """What holds the peak, under `--peak`."""
+        return None if self._at_peak is None else self._at_peak.table
+
+    def optimizers(self) -> int:
+        """Return how many optimizers have stepped."""
+        return self._labels.optimizers
+
     def pinned(self, *, lately: bool = False) -> list[Row]:
         """Return what can't be evicted, the largest first. At the end, names what holds it if it is much.
 
@@ -757,7 +780,7 @@ class Session:
         rows, budget_bytes = self._labels.rows(lately=lately and not self.ending), self.ledger.budget_bytes
         if self.ending and budget_bytes is not None and without_role_bytes(rows) >= NAMED * budget_bytes:
             with suppress(Exception):  # optimizers and tensors may be of any class
-                return self._labels.searched(find_training(self.ledger.device_type))[0]
+                return self._labels.searched(find_training(self.ledger.device_type))
         return rows
 
     def report(self) -> dict[str, Any]:

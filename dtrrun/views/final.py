@@ -13,6 +13,7 @@ from rich.text import Text
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.figures import too_few
+from dtrrun.views.holding import sections
 from dtrrun.views.panels import (
     breakdown_table,
     columns_table,
@@ -73,6 +74,9 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
     if report["places"]:
         yield ""
         yield places_table(report["places"], MOST, width)
+    if report["settings"].get("peak"):
+        yield ""
+        yield from sections(report["holds"], width)
     if len(report["processes"]) > 1:
         yield ""
         yield _processes(report["processes"], width)

@@ -32,6 +32,8 @@ PRIVATE = (
     "log",
     "log_first",
     "log_last",
+    "peak_bytes",
+    "peak_only",
     "plain",
     "state",
     "trace_events",
@@ -61,6 +63,7 @@ def build_report(
         "settings": {name: value for name, value in asdict(settings).items() if name not in PRIVATE},
         "budget_bytes": settings.budget_bytes,
         **_figures(snapshots, settings.verify),
+        "holds": holds(snapshots),
         "processes": [
             {
                 **{
@@ -171,6 +174,16 @@ def _rule(told: Any) -> dict[str, Any] | None:
     if not isinstance(told, dict):
         return None
     return {name: value if isinstance(value := told.get(name), kind) else None for name, kind in RULE.items()}
+
+
+def holds(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
+    """Return what holds the peak (`--peak`), of the process where it is largest; None if it is not known."""
+    found = [
+        held | {"pid": snapshot.pid, "rank": snapshot.meta.get("rank")}
+        for snapshot in snapshots
+        if isinstance(told := snapshot.tables.get("holds"), dict) and isinstance(held := told.get("found"), dict)
+    ]
+    return max(found, key=lambda held: int(held["bytes"]), default=None)
 
 
 def _driver(snapshots: Sequence[Snapshot]) -> dict[str, Any]:

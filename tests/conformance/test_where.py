@@ -89,12 +89,15 @@ def test_what_autograd_called():
         y = x.sigmoid()
         forward = session.ledger.age
         y.sum().backward()
-        assert where._modules.at(forward - 1) == ""
-        backward = {where._modules.at(age) for age in range(forward + 1, session.ledger.age)}
+        callers = session._callers
+        assert callers.at(forward).module == ""
+        backward = {callers.at(age).module for age in range(forward + 2, session.ledger.age + 1)}
         assert "backward" in backward
+        # That of the operator whose backward it is.
+        assert callers.origin(session.ledger.age).line.endswith(line_of(test_what_autograd_called, "y = x"))
         z = x + 1
-        assert where._modules.at(session.ledger.age - 1) == ""
-        assert where._lines.at(session.ledger.age - 1).endswith(
+        assert where.module_of(session.ledger.version_of(z.untyped_storage())) == ""
+        assert callers.at(session.ledger.age).line.endswith(
             line_of(test_what_autograd_called, "z = x" + " + 1")
         )
         del z
@@ -113,15 +116,15 @@ def test_a_module_that_raises_and_one_of_another_thread():
         thread = threading.Thread(target=lambda: net(torch.randn(2, 4)))
         thread.start()
         thread.join()
-        assert session._where._stack == []
+        assert session._callers._stack == []
 
 
 def test_notes_do_not_pile_up():
     with dtrrun.budget(None, where=True) as session:
         train(2)
-        few = len(session._where._lines._ages)
+        few = session._callers.notes.size
         train(6)
-        assert len(session._where._lines._ages) <= 2 * few
+        assert session._callers.notes.size <= 2 * few
 
 
 def test_without_it_nothing_is_hooked():

@@ -29,7 +29,7 @@ from dtrrun.runtime.patches.registry import Function, Patches, paused
 CODE_CACHE = "torch._inductor.codecache"
 DYNAMO_CALLBACKS = "torch._dynamo.callback"
 OWN = "dtrrun."
-CALLING = ("dtrrun.runtime.patches.", "dtrrun.runtime.tracebacks", "dtrrun.runtime.observe.where")
+CALLING = ("dtrrun.runtime.patches.", "dtrrun.runtime.tracebacks", "dtrrun.runtime.observe.callers")
 """Modules whose functions replace functions of PyTorch that call the program, such as `Function.apply`."""
 
 _kept_out: set[CodeType] = set()

@@ -141,8 +141,8 @@ class SlowPath:
             None  # the thread that may use the fast path: the main one, or the first one seen
         )
         self.capturing = False  # a CUDA graph: no eviction, no replay
-        self.called: Callable[[], None] | None = None
-        """`--where`: called after each operator that is not a view. Set it before the session begins."""
+        self.calls: Any = None
+        """The notes of `--where` and `--peak` (`CallNotes`). Set them before the session begins."""
         self.stateful: set[str] = set()
         """Namespaces with an operator that has kept a tensor: their results may depend on it."""
         self.readings: dict[int, Reading] = {}
@@ -337,8 +337,8 @@ class SlowPath:
         if call.reading is not None and not call.reading.pure:
             for _, storage, _ in outputs:
                 ledger.versions[ledger.key_of(storage)].pin = READS_STATE
-        if self.called is not None and not call.view:
-            self.called()
+        if self.calls is not None and not call.view:
+            self.calls.called()
         for version in given:
             nbytes = call.resized(0, version)
             if nbytes is not None:

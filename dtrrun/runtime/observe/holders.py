@@ -13,6 +13,7 @@ import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from os.path import basename
 from time import thread_time_ns as now_ns
@@ -60,9 +61,11 @@ class _Found(NamedTuple):
 class Search:
     """Finds holders of the storages with the keys `wanted`; `holders` has them by key."""
 
-    def __init__(self, wanted: Collection[int], key_of: Callable[[Any], int]) -> None:
+    def __init__(
+        self, wanted: Collection[int], key_of: Callable[[Any], int], longest_ns: int = LONGEST_NS
+    ) -> None:
         self.holders: dict[int, Holder] = {}
-        self._wanted, self._key_of = wanted, key_of
+        self._wanted, self._key_of, self._longest_ns = wanted, key_of, longest_ns
         self._until_ns = 0
         self._seen: set[int] = set()
         self._roots: list[tuple[torch.Tensor, Holder]] = []
@@ -70,7 +73,7 @@ class Search:
 
     def run(self, traceback: TracebackType | None = None) -> dict[int, Holder]:
         """Return the holders. traceback: of an error, whose functions may have ended."""
-        self._until_ns = now_ns() + LONGEST_NS
+        self._until_ns = now_ns() + self._longest_ns
         with (guard := below()), guard, torch._C.DisableTorchFunction():
             own, of_libraries = _frames(traceback)
             for start in (own, _modules(), of_libraries):
@@ -135,6 +138,29 @@ class Search:
                 if key in self._wanted:
                     self.holders.setdefault(key, holder)
             pending += [one for one, _ in node.next_functions]
+
+
+def saved_by_graphs(
+    tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]
+) -> dict[int, list[int]]:
+    """Return what autograd has saved in the graphs of these tensors: by storage, the numbers of the nodes."""
+    found: dict[int, list[int]] = {}
+    with (guard := below()), guard, torch._C.DisableTorchFunction():
+        pending: list[Any] = []
+        for tensor in tensors:
+            with suppress(RuntimeError, NotImplementedError):
+                pending.append(tensor.grad_fn)
+        seen: dict[int, Any] = {}
+        while pending:
+            node = pending.pop()
+            if node is None or id(node) in seen:
+                continue
+            seen[id(node)] = node  # kept, so that no other object gets its id
+            for saved in _saved(node):
+                with suppress(RuntimeError, NotImplementedError):  # it has no plain storage
+                    found.setdefault(key_of(storage_of(saved)), []).append(node._sequence_nr())
+            pending += [one for one, _ in node.next_functions]
+    return found
 
 
 def _saved(node: Any) -> Iterator[torch.Tensor]:

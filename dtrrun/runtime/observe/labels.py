@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from time import perf_counter_ns as now_ns
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -78,6 +77,11 @@ class Labels:
         if number not in self._optimizers:
             self._optimizers[number] = weakref.ref(optimizer, lambda _: forget(number, None))
 
+    @property
+    def optimizers(self) -> int:
+        """How many optimizers have stepped and are still there."""
+        return len(self._optimizers)
+
     def rows(self, *, lately: bool = False) -> list[Row]:
         """Return what stays, the largest first. The roles are those known without a search.
 
@@ -90,17 +94,19 @@ class Labels:
             self._due_ns = ended + SHARE * (ended - began)
         return self._rows_lately
 
-    def searched(
-        self, training: Training, traceback: TracebackType | None = None
-    ) -> tuple[list[Row], dict[int, Holder]]:
-        """Return what stays, the largest first, and holders by key. Searches the program's objects.
+    def searched(self, training: Training) -> list[Row]:
+        """Return what stays, the largest first. Searches the program's objects."""
+        wanted = self.unknown(training)
+        return self.named(training, Search(wanted, self._ledger.key_of).run() if wanted else {})
 
-        traceback: of an error, whose functions may have ended.
-        """
+    def unknown(self, training: Training) -> set[int]:
+        """Return the keys of what stays, but does not belong to the program's training."""
         roles = training.roles(self._ledger.key_of)
-        wanted = {one.key for one in self._constants() if one.key not in roles and one.pin not in BELONGS}
-        holders = Search(wanted, self._ledger.key_of).run(traceback) if wanted else {}
-        return self._rows(roles, holders), holders
+        return {one.key for one in self._constants() if one.key not in roles and one.pin not in BELONGS}
+
+    def named(self, training: Training, holders: dict[int, Holder]) -> list[Row]:
+        """Return what stays, the largest first. holders: by key, as found by a search."""
+        return self._rows(training.roles(self._ledger.key_of), holders)
 
     def _constants(self) -> list[Version]:
         versions = list(self._ledger.versions.values())

@@ -27,10 +27,21 @@ class Seen(NamedTuple):
     used: bool
     pin: str | None
     operation: Operation | None
+    escaped: bool
 
 
 def _seen(one: Version) -> Seen:
-    return Seen(one.key, one.nbytes, one.age, one.resident, one.locks, one.used, one.pin, one.operation)
+    return Seen(
+        one.key,
+        one.nbytes,
+        one.age,
+        one.resident,
+        one.locks,
+        one.used,
+        one.pin,
+        one.operation,
+        one.escaped,
+    )
 
 
 class Moment:
@@ -40,7 +51,7 @@ class Moment:
         self.key_of, self.device_type = ledger.key_of, ledger.device_type
         self.budget_bytes, self.limit = ledger.budget_bytes, ledger.limit
         self.former_step_age = history.former_step_age
-        self.step_age, self.overhead = ledger.step_age, dict(ledger.overhead)
+        self.age, self.step_age, self.overhead = ledger.age, ledger.step_age, dict(ledger.overhead)
         self.versions = {key: _seen(one) for key, one in ledger.versions.items()}
         self.scratch = [_seen(one) for one in ledger.scratch]
         self.inputs = [_seen(one) for one in inputs]

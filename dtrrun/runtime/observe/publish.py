@@ -87,6 +87,7 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
     return {
         "operators": operators[:TOP],
         "places": _places(session),
+        "holds": session.at_peak,
         "warnings": warnings(session),
         "pinned": [row.table() for row in session.pinned(lately=lately)],
         "step": session.steps.last,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtrrun.runtime.dispatch.arguments import is_leaf
-from dtrrun.runtime.storage import rounded, storage_of
+from dtrrun.runtime.storage import instances, rounded, storage_of
 
 SHAPES = "torch._subclasses."
 """Where PyTorch defines tensors without memory, such as FakeTensor."""
@@ -178,32 +178,36 @@ class Training(NamedTuple):
         return None if unknown else total
 
 
-def find_training(device_type: str) -> Training:
+def find_training(device_type: str, tensors: list[torch.Tensor] | None = None) -> Training:
     """Find the parameters and optimizers of the program.
 
     Gradients are those of all parameters that require them; none are assumed in a program that has no
-    optimizer and computes without gradients.
+    optimizer and computes without gradients. tensors: gets those with a graph of autograd.
     """
     parameters: dict[int, torch.Tensor] = {}
     optimizers: list[torch.optim.Optimizer] = []
     buffers: list[torch.Tensor] = []
-    kinds: dict[type, Any] = {}  # a million objects have a few thousand types
-    for found in gc.get_objects():
-        cls = type(found)  # isinstance() would ask lazy proxies among all objects for their __class__
-        try:
-            kind = kinds[cls]
-        except KeyError:
-            kind = next((one for one in KINDS if issubclass(cls, one)), None)
-            kinds[cls] = kind
-        if kind is torch.Tensor:
+    for found in instances(gc.get_objects(), KINDS):
+        cls = type(found)
+        if issubclass(cls, torch.Tensor):
+            if tensors is not None and has_graph(found):
+                tensors.append(found)
             if _is_parameter(found, device_type):
                 parameters[id(found)] = found
-        elif kind is torch.optim.Optimizer:
+        elif issubclass(cls, torch.optim.Optimizer):
             optimizers.append(found)
-        elif kind is not None:
+        else:
             buffers += _tensors((found.__dict__.get("_buffers") or {}).values(), device_type)
     learns = bool(optimizers) or torch.is_grad_enabled() or in_backward()
     return Training([*parameters.values()], optimizers, learns, device_type, buffers)
+
+
+def has_graph(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return tensor.requires_grad and not tensor.is_leaf
+        except (RuntimeError, ValueError, NotImplementedError, AttributeError):
+            return False
 
 
 def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:

@@ -1,0 +1,86 @@
+"""The verb `peak`: what holds a program's memory when it takes the most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dtrrun.cli.command import of_run
+from dtrrun.cli.messages import say
+from dtrrun.cli.nesting import inside_another
+from dtrrun.cli.options import Options, collect
+from dtrrun.cli.supervise import supervise
+from dtrrun.launch.errors import FAILED
+from dtrrun.launch.interpreter import choose
+from dtrrun.launch.target import resolve
+from dtrrun.settings import RuntimeSettings
+from dtrrun.telemetry.record import Snapshot
+from dtrrun.views.holding import print_peak
+
+USAGE = "peak [OPTIONS] [--] TARGET [ARGS]..."
+EPILOG = """
+[bold]Examples[/bold]
+
+dtrrun peak train.py --epochs 3
+
+dtrrun peak --html peak.html -m mypackage.train
+
+dtrrun peak --budget 8GB train.py    (where the program does not fit)
+
+[bold]Exit status[/bold]: the target's own, or 125 if its peak was not seen; 2, usage error.
+"""
+
+AGAIN = "the program came to its peak only once: running it again, to look at that moment"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The options of `dtrrun peak`."""
+
+    of_run: Mapping[str, Any] = of_run("budget", "json", "html", "device", "quiet", "python", panel="Options")
+
+
+def peak(given: Peak, target: Sequence[str]) -> int:
+    """Run TARGET for two or three steps, and show what holds its memory when it takes the most.
+
+    That is: parameters, gradients, optimizer state, what is saved for the backward pass, and what variables
+    keep; by module and line, with what recomputing it takes and what can be done about it. The program is
+    ended after that. It runs without a budget, unless one is given, in which case evicted memory counts as
+    well. A program without an optimizer runs to its end, twice.
+    """
+    options = inside_another(collect(given.of_run), limits=False)
+    ours = replace(options.settings, peak=True, peak_only=True, verify=False, max_slowdown=None, max_steps=None)
+    options = replace(options, settings=ours)
+    command = resolve(target, lambda: choose(options.python))
+    run = _Run(options, command)
+    status = run.once(ours)
+    if status == 0 and not run.seen and run.most_bytes:
+        if not ours.quiet:
+            say(AGAIN)
+        status = run.once(replace(ours, peak_bytes=run.most_bytes))
+    if run.seen or status:
+        return status
+    say("error: the peak was not seen: the program did not take as much memory again")
+    return FAILED
+
+
+class _Run:
+    """Runs the program. seen: whether it is known what holds the peak. most_bytes: the peak, 0 if unknown."""
+
+    def __init__(self, options: Options, command: Sequence[str]) -> None:
+        self._options, self._command = options, command
+        self.seen, self.most_bytes = False, 0
+
+    def once(self, settings: RuntimeSettings) -> int:
+        options = replace(self._options, settings=settings)
+        return supervise(options, self._command, self._finish, print_peak, self._wants)
+
+    def _wants(self, report: dict[str, Any]) -> bool:
+        self.seen = report["holds"] is not None
+        return self.seen
+
+    def _finish(self, status: int, left: Sequence[Snapshot]) -> int:
+        told = [one.tables.get("holds") for one in left]
+        self.most_bytes = max((int(one.get("most_bytes") or 0) for one in told if isinstance(one, dict)), default=0)
+        return status
