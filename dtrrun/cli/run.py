@@ -18,7 +18,7 @@ from dtrrun.settings import SETUP, option
 
 SUMMARIES = {
     "run": "Run a program inside a budget; the default.",
-    "peak": "Show what holds the peak, and what to do about it.",
+    "peak": "Show what holds the peak, and what helps.",
     "profile": "Find the least budget, and one to recommend.",
     "smoke": "Check in CI that the results do not change.",
     "top": "Show your runs on this machine.",

@@ -14,9 +14,9 @@ Row = Mapping[str, Any]
 
 PARAMETERS, GRADIENTS, STATE, BUFFERS = "parameters", "gradients", "optimizer state", "buffers"
 SAVED, TEMPORARIES, KEPT = "saved for backward", "temporaries", "kept by the program"
-GIVEN, BATCH, FOUND_NONE = "given out", "batch", "other"
-CLASSES = (SAVED, PARAMETERS, GRADIENTS, STATE, BUFFERS, TEMPORARIES, KEPT, BATCH, GIVEN, FOUND_NONE)
-"""In the order of a page's layers, those that a budget can take away first."""
+GIVEN, BATCH = "given out", "batch"
+CLASSES = (PARAMETERS, STATE, BUFFERS, GRADIENTS, BATCH, KEPT, GIVEN, SAVED, TEMPORARIES)
+"""In the order of a page's layers, those that stay the longest first."""
 
 SMALL = 0.02
 """Below this share of the peak, nothing is advised."""

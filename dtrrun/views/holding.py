@@ -62,7 +62,8 @@ def headline(holds: Row) -> str:
     """`peak 420 MB  step 3, backward, GPT train.py:64`."""
     place = " ".join(part for part in (plain(holds["module"], 60), line_of(holds["line"])) if part)
     operator = plain(holds["operator"], 60)
-    where = [f"step {holds['step']:,}", plain(holds["phase"], 20), place, operator]
+    rank = "" if holds.get("rank") is None else f"rank {plain(holds['rank'], 8)}"
+    where = [rank, f"step {holds['step']:,}", plain(holds["phase"], 20), place, operator]
     said = f"peak {format_size(holds['bytes'])}  {', '.join(one for one in where if one)}"
     if holds["step_bytes"] > 1.005 * holds["bytes"]:
         said += f"  (that step's own peak was {format_size(holds['step_bytes'])})"
@@ -76,7 +77,7 @@ def line_of(line: Any) -> str:
 def _table(*labels: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for label in labels:
-        number = label in ("bytes", "share", "again")
+        number = label in ("bytes", "share", "again", "alike")
         table.add_column(label, justify="right" if number else "left", no_wrap=number, overflow="fold")
     return table
 

@@ -61,6 +61,7 @@ OPTIONS = {
         *("--sample", "--seed", "3", "--on-violation", "stop"),
     ),
     "eager": (*TIGHT, "--compile", "eager", "--heuristic", "h_next", "--quiet", "--remember"),
+    "peak": (*TIGHT, "--peak", "--where"),
     "stopped": (*TIGHT, "--max-steps", "2", "--heuristic", "h'(s=no,m=yes,c=eqclass)"),
 }
 
@@ -109,7 +110,7 @@ def test_options(expected, dtrrun, tmp_path, kind, options):
         assert process["warnings"] == [] or options == "exceeded", process["warnings"]
         assert options == "exceeded" or process["peak_bytes"] <= process["budget_bytes"]
         assert bool(process["compiled"]["kernels"]) == (kind == "compiled" and options != "eager")
-        assert bool(process["places"]) == (options == "watched")
+        assert bool(process["places"]) == (options in ("watched", "peak"))
     if options == "watched":
         assert (tmp_path / "run.html").stat().st_size > 10_000
         assert (tmp_path / "run.trace.gz").stat().st_size > 1000
@@ -130,6 +131,9 @@ def test_verbs(expected, dtrrun, plain, tmp_path, kind):
     # Threads are in different places after fewer steps, with and without dtrrun.
     verb("smoke", *(("--steps", "8") if kind == "threads" else ()), *target)
     assert dtrrun(*TIGHT, *target).status == 0
+    verb("peak", "--json", "peak.json", "--html", "peak.html", *target)
+    holds = json.loads((tmp_path / "peak.json").read_text())["holds"]
+    assert holds["bytes"] >= 0.98 * holds["step_bytes"] > 0
     verb("report", "report.json", "-o", "run.html")
     assert (tmp_path / "run.html").stat().st_size > 10_000
     verb("profile", "--checks", "1", "--steps", "2", "-o", "mine.yaml", *target)

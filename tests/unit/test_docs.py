@@ -21,6 +21,7 @@ import options  # noqa: E402
 
 PAGES = sorted({*links.pages(), "README.md"})
 DESCRIBED = {"run": "guide", "record": "guide", "top": "guide", "smoke": "ci", "simulate": "simulator"}
+DESCRIBED |= {"peak": "howto/what-holds-the-peak"}
 """Where the verb's options are described; otherwise, in a page of the verb's name."""
 
 CODE = re.compile(r"^( *)(```+|~~~+)(\S*).*?\n(.*?)^\1\2\s*$", re.MULTILINE | re.DOTALL)

@@ -71,6 +71,7 @@ def test_all_reach_the_settings(folder):
         "max_steps": "5",
         "verify": True,
         "where": True,
+        "peak": True,
         "json": "out.json",
         "html": "out.html",
         "trace": "trace.json.gz",

@@ -45,6 +45,7 @@ TABLES = {
         "basis": "steps",
         "hint": "",
         "held_by": {},
+        "holds": None,
     },
 }
 

@@ -7,7 +7,6 @@ Before and after these steps, an operator costs a comparison.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dtrrun.runtime.observe import holding, plan
@@ -30,6 +29,7 @@ STEPS = 6
 PLACES = 150
 """How many places the report has."""
 WHO = "peak"
+UNKNOWN = "what holds the peak could not be found out ({:.200})"
 
 
 class AtPeak:
@@ -121,11 +121,13 @@ class AtPeak:
         ledger, callers = self._ledger, self._callers
         inputs = [one for reference in callers.inputs if (one := reference()) is not None]
         now = Now(ledger.age, self._began, inputs, self._is_backward, self._in_module, callers.entered)
-        with suppress(Exception):  # optimizers and tensors may be of any class
+        try:
             held = holding.hold(ledger, now, Program.look(ledger.device_type))
             self.found = self._told(held)
             plans = plan.plans(held, self._origin, callers.maker_of)
             self._seen = Seen(ledger.age, held.nbytes, held.classes, plans)
+        except Exception as why:  # optimizers and tensors may be of any class
+            self._session.warn(UNKNOWN.format(f"{type(why).__name__}: {' '.join(str(why).split())}"))
         self._looks += 1
         if self._looks < LOOKS:
             callers.notes.target = int(MORE * (callers.notes.most if self._seen is None else self._seen.nbytes))

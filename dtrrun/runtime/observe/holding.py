@@ -40,6 +40,8 @@ LONGEST_NS = 1_000_000_000
 """Processor time that the search for variables may take."""
 NAMED = 12
 """How many variables are named."""
+WORTH = 0.001
+"""The share of all from which a variable is named."""
 VOCABULARY = 1000
 LARGE = 0.15
 """The share of the peak from which the logits of a vocabulary are named."""
@@ -205,6 +207,7 @@ def variable_rows(held: Held) -> list[Facts]:
             **row.told(),
         }
         for holder, row in rows.items()
+        if row.nbytes >= WORTH * held.nbytes
     ]
     return sorted(found, key=_bytes)[:NAMED]
 

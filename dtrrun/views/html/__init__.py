@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dtrrun.views.html.charts import charts
+from dtrrun.views.html.holding import holding
 from dtrrun.views.html.tables import tables
 
 HERE = Path(__file__).parent
@@ -34,6 +35,7 @@ def page(report: Mapping[str, Any], profile: Mapping[str, Any] | None = None) ->
     template = _environment().get_template("page.html")
     text = template.render(
         tables(report),
+        holding=holding(report.get("holds")),  # missing in reports of older versions
         style=style,
         scripts=scripts,
         policy=_policy(style, scripts),

@@ -160,5 +160,38 @@ const dtrrunCharts = (() => {
     };
   }
 
-  return { memory, time, curve };
+  // clicked: called with the place of the moment that was clicked on.
+  function layers(found, clicked) {
+    const stacked = [];
+    found.classes.forEach(({ bytes: values }, place) => {
+      stacked.push(values.map((value, at) => value + (place ? stacked[place - 1][at] : 0)));
+    });
+    const order = found.classes.map((_, place) => found.classes.length - 1 - place); // the highest first
+    const marks = (plot) => {
+      for (const at of [found.backward, found.optimizer]) if (at != null) vertical(plot, at, colour("dim"), [2, 4]);
+      vertical(plot, found.peak, colour("budget"), [8, 5]);
+    };
+    return {
+      data: [found.operators, ...order.map((place) => stacked[place])],
+      options: {
+        height: 320,
+        scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.08] } },
+        axes: axes(bytes, (v) => (Number.isInteger(v) ? String(v) : ""), 70, false),
+        series: [
+          { label: "operator", value: (_, v) => (v == null ? "–" : String(v)) },
+          ...order.map((place) => ({
+            label: found.classes[place].name, stroke: colour(found.classes[place].key), fill: colour(found.classes[place].key),
+            width: 0, points: { show: false },
+            value: (_, v, __, at) => (at == null ? "–" : bytes(found.classes[place].bytes[at])),
+          })),
+        ],
+        hooks: {
+          draw: [marks],
+          ready: [(plot) => plot.over.addEventListener("click", () => { if (plot.cursor.idx != null) clicked(plot.cursor.idx); })],
+        },
+      },
+    };
+  }
+
+  return { memory, time, curve, layers, bytes };
 })();

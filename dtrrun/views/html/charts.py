@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtrrun.telemetry.fields import PARTS
+from dtrrun.telemetry.holding import CLASSES
+from dtrrun.views.holding import line_of
+from dtrrun.views.html.holding import key_of
 from dtrrun.views.text import plain
 
 MOST_VALUES = 60_000
@@ -33,7 +36,35 @@ def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json
     found.sort(key=lambda process: process["order"])
     while sum(map(_size, found)) > MOST_VALUES:
         found = [_halved(process) for process in found]
-    return {"processes": found, "curve": curve(profile), "budget_bytes": report["budget_bytes"]}
+    return {
+        "processes": found,
+        "curve": curve(profile),
+        "budget_bytes": report["budget_bytes"],
+        "layers": layers(report.get("holds")),
+    }
+
+
+def layers(holds: Mapping[str, Any] | None) -> Json | None:
+    """Return the bytes by class over a step (`--peak`), and what there was most of at each moment."""
+    found = None if holds is None else holds["layers"]
+    if found is None:
+        return None
+    return {
+        "operators": _numbers(found["operators"]),
+        "peak": _number(found["peak"]),
+        "backward": None if found["backward"] is None else _number(found["backward"]),
+        "optimizer": None if found["optimizer"] is None else _number(found["optimizer"]),
+        "classes": [
+            {"name": name, "key": key_of(name), "bytes": _numbers(found["classes"][name])}
+            for name in CLASSES
+            if name in found["classes"]
+        ],
+        "places": [
+            " ".join(plain(part, 80) for part in (row["class"], row["module"], line_of(row["line"])) if part)
+            for row in found["places"]
+        ],
+        "top": [[_numbers(pair) for pair in moment] for moment in found["top"]],
+    }
 
 
 def curve(profile: Mapping[str, Any] | None) -> list[Json]:

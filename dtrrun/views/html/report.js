@@ -17,12 +17,30 @@
     plots.push({ plot: new uPlot(options, chart.data, place), place });
   };
 
+  // What there was most of at a moment of the step.
+  const tell = (at) => {
+    const table = document.querySelector(".moment");
+    table.hidden = false;
+    table.caption.textContent = "After operator " + found.layers.operators[at];
+    table.tBodies[0].replaceChildren(...found.layers.top[at].map(([place, bytes]) => {
+      const row = document.createElement("tr");
+      for (const [text, name] of [[found.layers.places[place], "name"], [dtrrunCharts.bytes(bytes), "n"]]) {
+        const cell = document.createElement("td");
+        cell.textContent = text;
+        cell.className = name;
+        row.append(cell);
+      }
+      return row;
+    }));
+  };
+
   const drawAll = () => {
     for (const { plot } of plots) plot.destroy();
     plots = [];
     const process = found.processes[select.selectedIndex < 0 ? 0 : select.selectedIndex];
     if (process && process.samples.seconds.length > 1) draw("memory", dtrrunCharts.memory(process));
     if (process && process.steps.first.length > 0) draw("steps", dtrrunCharts.time(process));
+    if (found.layers) draw("layers", dtrrunCharts.layers(found.layers, tell));
     if (found.curve.length > 1) draw("curve", dtrrunCharts.curve(found.curve, found.budget_bytes));
   };
 
