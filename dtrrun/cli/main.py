@@ -24,7 +24,7 @@ from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchErro
 from dtrrun.launch.signals import number_of
 from dtrrun.sizes import parse_size
 
-VERBS = ("run", "peak", "record", "profile", "simulate", "smoke", "top", "report", "doctor")
+VERBS = ("run", "peak", "record", "profile", "simulate", "smoke", "top", "report", "compare", "doctor")
 HELP = {"-h", "--help"}
 BEGIN = (
     "nothing to run: give a script, -m module, -c code or a command, as in",

@@ -50,15 +50,21 @@ def peak(given: Peak, target: Sequence[str]) -> int:
     well. A program without an optimizer runs to its end, twice.
     """
     options = inside_another(collect(given.of_run), limits=False)
-    ours = replace(options.settings, peak=True, peak_only=True, verify=False, max_slowdown=None, max_steps=None)
+    ours = replace(
+        options.settings, peak=True, peak_only=True, verify=False, max_slowdown=None, max_steps=None
+    )
     options = replace(options, settings=ours)
     command = resolve(target, lambda: choose(options.python))
-    run = _Run(options, command)
-    status = run.once(ours)
+    return _look(_Run(options, command), ours)
+
+
+def _look(run: _Run, settings: RuntimeSettings) -> int:
+    """Run the program, and again if its peak came only once. Returns the exit status."""
+    status = run.once(settings)
     if status == 0 and not run.seen and run.most_bytes:
-        if not ours.quiet:
+        if not settings.quiet:
             say(AGAIN)
-        status = run.once(replace(ours, peak_bytes=run.most_bytes))
+        status = run.once(replace(settings, peak_bytes=run.most_bytes))
     if run.seen or status:
         return status
     say("error: the peak was not seen: the program did not take as much memory again")
@@ -82,5 +88,7 @@ class _Run:
 
     def _finish(self, status: int, left: Sequence[Snapshot]) -> int:
         told = [one.tables.get("holds") for one in left]
-        self.most_bytes = max((int(one.get("most_bytes") or 0) for one in told if isinstance(one, dict)), default=0)
+        self.most_bytes = max(
+            (int(one.get("most_bytes") or 0) for one in told if isinstance(one, dict)), default=0
+        )
         return status

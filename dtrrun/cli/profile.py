@@ -10,6 +10,7 @@ from typing import Any
 
 from dtrrun import values
 from dtrrun.cli.command import of_run
+from dtrrun.cli.github_summary import summary_writer
 from dtrrun.cli.messages import say, show_tail
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
@@ -31,6 +32,7 @@ from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import PORTFOLIO
 from dtrrun.sizes import format_size, parse_size
 from dtrrun.values import Reader
+from dtrrun.views.markdown import of_profile
 from dtrrun.views.profile import Bar, print_profile
 
 USAGE = "profile [OPTIONS] [--] TARGET [ARGS]..."
@@ -100,6 +102,7 @@ class Profile:
     json: str | None = option(
         "Write the figures as JSON; - is standard output (the table then goes to standard error).", OUTPUT
     )
+    github_summary: bool = option("Add the tables to the summary of a job on GitHub Actions.", OUTPUT, False)
     quiet: bool = option("Print nothing but errors.", OUTPUT, False)
 
 
@@ -162,6 +165,7 @@ def _check_heuristics(names: Sequence[str]) -> None:
 
 def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> int:
     json, quiet, name = given.json, given.quiet, _named(path, given.output)
+    add = summary_writer(given.github_summary)
     with report_writer(json) as write:
         number, trouble = 0, ""
         try:
@@ -177,6 +181,7 @@ def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> in
         results: dict[str, Callable[[], object]] = {
             "standard output": lambda: shown(result, print_profile, json, quiet or study.plain is None),
             "--json": lambda: write(result),
+            "--github-summary": lambda: add(of_profile(result)),
         }
         if study.recommended is not None:
             results[str(path)] = lambda: write_profile(path, study, words)
@@ -221,6 +226,7 @@ def _why(study: Study) -> str:
 def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
     budget: Any = variation.settings.budget_bytes
     json, quiet = given.json, given.quiet
+    add = summary_writer(given.github_summary)
     with report_writer(json) as write:
         try:
             number = _run(variation, quiet)
@@ -234,6 +240,7 @@ def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
             {
                 "standard output": lambda: shown(result, print_profile, json, quiet),
                 "--json": lambda: write(result),
+                "--github-summary": lambda: add(of_profile(result)),
             }
         )
     if number:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,23 +55,36 @@ def report(given: Report, _: Sequence[str]) -> int:
         raise LaunchError("report needs RUN, a report that dtrrun --json has written")
     if output is None:
         raise LaunchError("report needs -o PATH, the file to write the page to")
-    found = _read(run)
-    if str(found.get("schema", "")).rpartition("/")[0] != FAMILY:
-        raise LaunchError(f"{run} is not the report of a run: its schema is not {SCHEMA}")
-    if found["schema"] != SCHEMA:
-        raise LaunchError(f"{run} has the format {found['schema']}; this version of dtrrun reads {SCHEMA}")
+    found = read_run(run)
     profile = _profile(given.profile_json) if given.profile_json is not None else None
     from dtrrun.views.html import page  # a slow import
 
-    try:
+    with damaged(run):
         made = page(found, profile)
-    except KeyError as error:
-        raise LaunchError(f"{run} is damaged: it has no {error}") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
-        raise LaunchError(f"{run} is damaged: {type(error).__name__}: {error}") from None
     with file_writer(output, "-o") as write:
         write([made])
     return 0
+
+
+def read_run(path: str) -> dict[str, Any]:
+    """Return the report of a run. Raises LaunchError."""
+    found = _read(path)
+    if str(found.get("schema", "")).rpartition("/")[0] != FAMILY:
+        raise LaunchError(f"{path} is not the report of a run: its schema is not {SCHEMA}")
+    if found["schema"] != SCHEMA:
+        raise LaunchError(f"{path} has the format {found['schema']}; this version of dtrrun reads {SCHEMA}")
+    return found
+
+
+@contextmanager
+def damaged(path: str) -> Iterator[None]:
+    """Context: errors about values of a report become a LaunchError."""
+    try:
+        yield
+    except KeyError as error:
+        raise LaunchError(f"{path} is damaged: it has no {error}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise LaunchError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
 def _profile(path: str) -> dict[str, Any]:

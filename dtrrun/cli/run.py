@@ -23,6 +23,7 @@ SUMMARIES = {
     "smoke": "Check in CI that the results do not change.",
     "top": "Show your runs on this machine.",
     "report": "Make a web page from a run's JSON report.",
+    "compare": "Show what changed from one run to another.",
     "doctor": "Check this machine.",
     "record": "Record the operators of a step.",
     "simulate": "Simulate a recorded step inside other budgets.",

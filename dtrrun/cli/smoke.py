@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrrun import values
 from dtrrun.cli.command import of_run
+from dtrrun.cli.github_summary import summary_writer
 from dtrrun.cli.messages import if_someone_reads, say, show_tail, to_stdout
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
@@ -24,6 +25,7 @@ from dtrrun.smoke.checks import NAMES, Check, check_peak, check_run, check_slowd
 from dtrrun.smoke.junit import junit
 from dtrrun.smoke.runs import Run, run_once
 from dtrrun.telemetry.fields import ENOUGH_STEPS
+from dtrrun.views.markdown import of_smoke
 from dtrrun.views.text import plain as safe
 from dtrrun.views.text import times
 
@@ -77,6 +79,7 @@ class Smoke:
     of_run: Mapping[str, Any] = of_run("heuristic", "device", "python", panel=WHAT)
     junit: str | None = option("Write the checks as JUnit XML.", OUTPUT)
     json: str | None = option("Write the checks as JSON; - is standard output.", OUTPUT)
+    github_summary: bool = option("Add the checks to the summary of a job on GitHub Actions.", OUTPUT, False)
     quiet: bool = option("Print only the checks that fail.", OUTPUT, False)
 
 
@@ -106,6 +109,7 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
         manual_seed=given.seed,
     )
     title = safe(" ".join(target), 100)
+    add = summary_writer(given.github_summary)
     refuse_one_path_twice({"--json": json, "--junit": given.junit})
     with report_writer(json) as write, file_writer(given.junit, "--junit") as write_junit:
         unprinted: list[str] = []
@@ -120,7 +124,7 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
             for check in checks:
                 if check.passed is False:
                     say(f"error: smoke: {check.name}: {safe(check.detail)}")
-        result = {
+        result: dict[str, Any] = {
             "schema": SCHEMA,
             "command": list(command),
             "passed": passed,
@@ -131,6 +135,7 @@ def smoke(given: Smoke, target: Sequence[str]) -> int:
             {
                 "--junit": lambda: write_junit([junit(title, checks, failed.ended.tail if failed else "")]),
                 "--json": lambda: write(result),
+                "--github-summary": lambda: add(of_smoke(title, result["checks"], passed)),
             }
         )
     if not passed:

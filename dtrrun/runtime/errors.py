@@ -40,8 +40,8 @@ class BudgetError(torch.OutOfMemoryError):
     """The budget is too small for one operator. The program's state is intact.
 
     A program may catch such errors at every step, and look at none of them. So the text, and what is not at
-    hand (`training`, `expected_bytes`, `hint`, `held_by`, `holds`, and the names in `pinned`), are worked out when
-    somebody asks for them, from what the session knew when it raised the error.
+    hand (`training`, `expected_bytes`, `hint`, `held_by`, `holds`, and the names in `pinned`), are worked out
+    when somebody asks for them, from what the session knew when it raised the error.
 
     The message begins with PyTorch's words for a device without memory, and on a CPU has its allocator's,
     because programs that retry with a smaller batch look for these words, not for the class.
@@ -55,8 +55,8 @@ class BudgetError(torch.OutOfMemoryError):
       may need more.
     - `pinned`: how many bytes in memory could not be evicted, by reason.
     - `held_by`: what refers to most of them, by reason, where a variable of the program was found.
-    - `holds`: what the memory is for the program: its `bytes`, a list of `classes` and one of `variables` (as in
-      the report of `dtrrun peak`); None if operators have run before anybody asked.
+    - `holds`: what the memory is for the program: its `bytes`, a list of `classes` and one of `variables` (as
+      in the report of `dtrrun peak`); None if operators have run before anybody asked.
     - `called`: the operator that the program called. It differs from `operator` if an input had to be
       recomputed.
     - `called_bytes`: the bytes of its inputs, its results and all memory that cannot be evicted; 0 if

@@ -224,7 +224,15 @@ class Session:
         self._peak = optional.peak(settings, self.device.type)
         self._peak_of_steps = 0  # bytes: the plain peak when the last step ended
         self._held: deque[int] = deque(maxlen=4)  # bytes: what tensors would take when each last step ended
-        optionals = (self._callers, self._where, self._at_peak, self._recorder, self._heap, *self._on_heap(), self._learning)
+        optionals = (
+            self._callers,
+            self._where,
+            self._at_peak,
+            self._recorder,
+            self._heap,
+            *self._on_heap(),
+            self._learning,
+        )
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()

@@ -181,7 +181,8 @@ def holds(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
     found = [
         held | {"pid": snapshot.pid, "rank": snapshot.meta.get("rank")}
         for snapshot in snapshots
-        if isinstance(told := snapshot.tables.get("holds"), dict) and isinstance(held := told.get("found"), dict)
+        if isinstance(told := snapshot.tables.get("holds"), dict)
+        and isinstance(held := told.get("found"), dict)
     ]
     return max(found, key=lambda held: int(held["bytes"]), default=None)
 

@@ -102,7 +102,9 @@ def test_classes_are_those_of_pytorchs_profiler():
     logits = BATCH * 16 * COLUMNS * 4  # which is on no list: only a variable keeps it
     kept = 3 * 4 * 16 * COLUMNS * 4
     assert near(classes["kept by the program"], logits + kept - 4 * 16 * COLUMNS * 4)
-    assert near(classes["saved for backward"] + classes["batch"] + logits, plain["ACTIVATION"] + plain["INPUT"])
+    assert near(
+        classes["saved for backward"] + classes["batch"] + logits, plain["ACTIVATION"] + plain["INPUT"]
+    )
     assert near(classes["temporaries"], plain["AUTOGRAD_DETAIL"] + plain["TEMPORARY"])
 
 

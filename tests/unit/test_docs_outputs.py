@@ -35,9 +35,10 @@ for _ in range(parser.parse_args().epochs):
     weight(torch.ones(4, 8)).sum().backward()
     optimizer.step()
 """
-MENTIONED = ("run", "record", "profile", "smoke", "simulate", "report", "doctor")
+MENTIONED = ("run", "peak", "record", "profile", "smoke", "simulate", "report", "compare", "doctor")
 """Verbs that a sentence may name; `dtrrun doctor` takes a while, and has its own tests."""
 STARTS = {"run": "supervise", "record": "supervise", "profile": ("_study", "_vary"), "smoke": "_check"}
+STARTS |= {"peak": "_look"}
 """By verb: the functions that start the program."""
 SLOW = (
     "--paper",
@@ -62,6 +63,7 @@ ELSEWHERE = (
     "top PID",
     "sh -c",
     "record --step 1-4",
+    "--github-summary",
 )
 """Words for things that only a reader has, and for what only a shell can run."""
 
@@ -102,7 +104,7 @@ def place(tmp_path_factory):
     (folder / "mine.py").write_text(
         "def score(size, staleness, cost, projected_cost):\n    return cost / size\n"
     )
-    for name in ("report.json", "run.json"):
+    for name in ("report.json", "run.json", "before.json", "after.json", "main.json", "branch.json"):
         shutil.copy(ROOT / "tests" / "pictures" / "run.json", folder / name)
     for script in (ROOT / "docs").glob("[eh]*/*.py"):
         (folder / script.relative_to(ROOT)).symlink_to(script)

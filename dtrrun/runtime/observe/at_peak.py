@@ -1,8 +1,8 @@
 """`--peak`: what holds memory when the program's tensors take the most.
 
-How much they take at most is learned in one step. In the next, operators are noted with their lines and modules,
-and when as much memory is taken again, there is one look at the program's objects (`observe.holding`).
-Before and after these steps, an operator costs a comparison.
+How much they take at most is learned in one step. In the next, operators are noted with their lines and
+modules, and when as much memory is taken again, there is one look at the program's objects
+(`observe.holding`). Before and after these steps, an operator costs a comparison.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class AtPeak:
             self._session.warn(UNKNOWN.format(f"{type(why).__name__}: {' '.join(str(why).split())}"))
         self._looks += 1
         if self._looks < LOOKS:
-            callers.notes.target = int(MORE * (callers.notes.most if self._seen is None else self._seen.nbytes))
+            callers.notes.target = int(
+                MORE * (callers.notes.most if self._seen is None else self._seen.nbytes)
+            )
 
     def _told(self, held: Held) -> Facts:
         age = self._ledger.age
@@ -156,7 +158,8 @@ class AtPeak:
 
     def _end(self) -> None:
         """Complete what was found with what is known at the end of the step."""
-        assert self._seen is not None and self.found is not None
+        assert self._seen is not None
+        assert self.found is not None
         notes = self._callers.notes
         step = Step(notes.storages(), self._seen, self._began, self._ledger.age, *notes.backward())
         self.found["step_bytes"] = max(notes.most, self.found["bytes"])

@@ -47,6 +47,7 @@ class Holder(NamedTuple):
     container: bool  # a list, a dict or the like holds the tensor
     by_graph: bool = False  # only what autograd has saved for the variable's backward pass
     of_optimizer: bool = False  # a variable of an optimizer's step
+    of_library: bool = False  # a variable of a function that is not the program's
 
     def __str__(self) -> str:
         graph = "the graph of " if self.by_graph else ""
@@ -140,9 +141,7 @@ class Search:
             pending += [one for one, _ in node.next_functions]
 
 
-def saved_by_graphs(
-    tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]
-) -> dict[int, list[int]]:
+def saved_by_graphs(tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]) -> dict[int, list[int]]:
     """Return what autograd has saved in the graphs of these tensors: by storage, the numbers of the nodes."""
     found: dict[int, list[int]] = {}
     with (guard := below()), guard, torch._C.DisableTorchFunction():
@@ -278,8 +277,10 @@ def _frames(traceback: TracebackType | None) -> tuple[list[_Found], list[_Found]
         code = frame.f_code
         function = "" if code.co_name == "<module>" else f"in {code.co_name} "
         place = f"{function}at {basename(code.co_filename)}:{frame.f_lineno}"
-        holder = Holder("", place, container=False, of_optimizer=module.startswith(OPTIMIZERS))
-        (of_libraries if _is_library(code.co_filename) else own).extend(_locals(frame, holder))
+        foreign = _is_library(code.co_filename)
+        optimizes = module.startswith(OPTIMIZERS)
+        holder = Holder("", place, container=False, of_optimizer=optimizes, of_library=foreign)
+        (of_libraries if foreign else own).extend(_locals(frame, holder))
     return own, of_libraries
 
 

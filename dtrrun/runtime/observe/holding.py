@@ -1,4 +1,4 @@
-"""Says what the program's tensors are for it: what it trains with, what autograd has saved, what variables keep.
+"""Says what the program's tensors are for it: weights, what autograd has saved, what variables keep.
 
 It looks once, at Python's objects and at autograd's graphs, so nothing is tracked for it.
 """
@@ -151,8 +151,8 @@ def _by_holder(one: Any, holder: Holder | None, now: Now, in_use: Collection[int
     if one.escaped and one.pin not in COMPUTED:
         return words.GIVEN
     if holder is not None:
-        # A function's variables in a backward pass are on their way.
-        passing = is_new and now.is_backward(one) and not holder.container
+        # What a function of a library or of a backward pass has is on its way.
+        passing = is_new and (holder.of_library or (now.is_backward(one) and not holder.container))
         return words.TEMPORARIES if passing else words.KEPT
     if saved:
         return words.SAVED if is_new else words.KEPT

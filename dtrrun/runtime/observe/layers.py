@@ -69,7 +69,7 @@ class Step:
         backward: int,
         backward_ended: int,
     ) -> None:
-        """storages: see `CallNotes.storages`. backward, backward_ended: operators, 0 if there is no backward."""
+        """storages: see `CallNotes.storages`. backward, backward_ended: operators; 0: there are none."""
         self._seen, self._began, self._count = seen, began, max(ended - began + 1, 1)
         self._backward, self._backward_ended = backward, backward_ended
         self.lives = [self._life(*one) for one in storages if one[1]]
@@ -123,9 +123,9 @@ class Step:
         places = {place: [*accumulate(changes)][:-1] for place, changes in places.items()}
         named = sorted(places.items(), key=lambda item: -max(item[1]))[:MOST_PLACES]
         top = []
-        for place in range(len(moments)):
-            order = sorted(range(len(named)), key=lambda which: -named[which][1][place])[:NAMED]
-            top.append([[which, named[which][1][place]] for which in order if named[which][1][place]])
+        for moment in range(len(moments)):
+            held = sorted(((values[moment], which) for which, (_, values) in enumerate(named)), reverse=True)
+            top.append([[which, nbytes] for nbytes, which in held[:NAMED] if nbytes])
         return {
             "operators": moments,
             "of": self._count,
@@ -133,9 +133,7 @@ class Step:
             "backward": max(self._backward - self._began, 0) if self._backward else None,
             "optimizer": self._backward_ended - self._began + 1 if self._backward_ended else None,
             "peak": self._seen.age - self._began,
-            "places": [
-                {"class": name, "module": module, "line": line} for (name, module, line), _ in named
-            ],
+            "places": [{"class": name, "module": module, "line": line} for (name, module, line), _ in named],
             "top": top,
         }
 
@@ -151,7 +149,7 @@ class Step:
     def plans(self) -> list[Facts]:
         """Return what each plan would save of the step's peak: modules, bytes, and the peak that is left."""
         peak = max(self.totals)
-        found = []
+        found: list[Facts] = []
         for plan in self._seen.plans:
             of = {key: module for module, keys in plan.keys.items() for key in keys}
             freed = [one for one in self.lives if one.seen and one.key in of]
@@ -170,4 +168,4 @@ class Step:
                         "recompute_seconds": plan.seconds,
                     }
                 )
-        return sorted(found, key=lambda row: -row["saved_bytes"])[:PLANS]
+        return sorted(found, key=lambda row: row["peak_bytes"])[:PLANS]

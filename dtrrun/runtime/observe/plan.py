@@ -1,7 +1,7 @@
 """Which modules to checkpoint (`torch.utils.checkpoint`) to have part of what a budget saves without dtrrun.
 
-A module that is checkpointed frees what was made in it and only it has saved for its backward pass, until that
-runs. Modules that are alike are taken together.
+A module that is checkpointed frees what was made in it and only it has saved for its backward pass, until
+that runs. Modules that are alike are taken together.
 """
 
 from __future__ import annotations

@@ -115,7 +115,9 @@ def _joined(module: list[str]) -> list[str]:
     return found
 
 
-def _below(node: _Node, name: str, depth: int, x: float, scale: float, key: str, whole: int) -> Iterator[Flame]:
+def _below(
+    node: _Node, name: str, depth: int, x: float, scale: float, key: str, whole: int
+) -> Iterator[Flame]:
     width = node.nbytes * scale
     if width < LEAST:
         return
