@@ -39,7 +39,7 @@ def compared(before: Report, after: Report) -> list[Section]:
         Section("", ("", "before", "after", "change"), [*_figures(before, after)]),
         Section("time per step", ("part", "before", "after", "change"), [*_times(before, after)]),
         Section("peak by class", ("class", "before", "after", "change"), [*_classes(before, after)]),
-        Section("evictions that changed", ("operator", "before", "after", "change"), [*_evictions(before, after)]),
+        Section("evictions that changed", ("", "before", "after", "change"), [*_evictions(before, after)]),
         Section("different", ("", "before", "after"), [*_different(before, after)]),
     ]
     return [section for section in sections if section.rows]
