@@ -307,9 +307,18 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if kind.__module__.startswith(SHAPES):
         return []
     if not hasattr(kind, "__tensor_flatten__"):
-        return [tensor]
+        return [] if _is_freed(tensor) else [tensor]
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [part for name in names for part in _parts(getattr(tensor, name))]
+    inner = (getattr(tensor, name) for name in names)  # also what is no tensor: the mesh of a DTensor
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether the program has emptied a tensor's storage, as FSDP does with gathered weights."""
+    try:
+        return bool(tensor.numel()) and storage_of(tensor).nbytes() == 0
+    except (RuntimeError, ValueError, NotImplementedError):  # no plain storage, or no size
+        return False
 
 
 def by_storage(tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]) -> dict[int, int]:
