@@ -324,6 +324,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          const Ledger& ledger = core_of(self).ledger;
          return guarded([&] { return PyLong_FromLongLong(largest_copy(ledger.versions.all(), ledger.backend)); });
        }, METH_NOARGS, "The bytes that a copy of a constant may take."},
+      {"take_away", of_version<&Ledger::take_away>, METH_O, "Note that the program takes a constant away, and will bring it back."},
       {"weigh", walk_weigh, METH_NOARGS, "The keys of the constants worth a copy, and how many versions have been looked at."},
       {"carried", [](PyObject* self, PyObject* cut_age) -> PyObject* {
          const Ledger& ledger = core_of(self).ledger;

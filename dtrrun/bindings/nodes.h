@@ -332,6 +332,7 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
       {"superseded", T_BOOL, NODE + offsetof(Version, superseded), 0, nullptr},
       {"used", T_BOOL, NODE + offsetof(Version, used), 0, nullptr},
       {"escaped", T_BOOL, NODE + offsetof(Version, escaped), 0, nullptr},
+      {"away", T_BOOL, NODE + offsetof(Version, away), 0, nullptr},
       {"fingerprint", T_OBJECT, offsetof(V, fingerprint), 0, nullptr},
       {"uses", T_OBJECT, offsetof(V, uses), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},

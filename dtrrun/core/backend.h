@@ -83,7 +83,7 @@ class Backend : public Program {
   virtual void give_up(Version* version) = 0;
   // Returns whether what was computed from an escaped constant may be evicted.
   virtual bool may_be_read(Version* version) = 0;
-  // Raises an error unless an escaped constant is as it was when its dependents were computed.
+  // Raises an error unless a constant that has escaped, or is away, is as it was when its dependents were computed.
   virtual void check_unchanged(Version* version) = 0;
   // Updates the limit: some memory that does not belong to tensors may have been freed.
   virtual void look_outside() = 0;

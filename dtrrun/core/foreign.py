@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dtrrun.core.recipes import Recipes
 
 LOST = "computed from memory that was then written to outside of PyTorch"
+AWAY = "computed from weights that are away"
 
 
 WHY_LOST = (
@@ -36,6 +37,12 @@ WHY_LOST = (
     "(torch.from_numpy, torch.frombuffer), or a native extension wrote to a tensor that it was given. "
     "Write with PyTorch (tensor.copy_), give that code a copy (.clone()), or keep the tensors that are "
     "needed later in memory (session.pin)."
+)
+WHY_AWAY = (
+    "dtrrun: an evicted tensor is needed and cannot be recomputed: FSDP has freed the weights that it was "
+    "computed from, or has gathered others since, and only autograd referred to the tensor when they were "
+    "freed. Let the program refer to it (not only to its `.data`) when the module's forward pass ends, or "
+    "keep it in memory (session.pin)."
 )
 WHY_GIVEN_UP = (
     "dtrrun: this tensor has no data any more. It was evicted when a block of dtrrun.budget ended by an "
@@ -201,7 +208,7 @@ class Foreign:
             region.usable = False
             region.sealed = None
 
-    def lose_dependents(self, version: Version) -> None:
+    def lose_dependents(self, version: Version, why: str = LOST) -> None:
         """Give up what was computed from a constant whose content has changed unseen.
 
         What is in memory stays there; the rest is lost.
@@ -213,10 +220,10 @@ class Foreign:
                 if node.operation is None:
                     continue
                 if node.resident and (node.scratch is None or node.locks):
-                    recipes.make_constant(node, LOST)
+                    recipes.make_constant(node, why)
                 else:
                     recipes.lose(node)
-                    node.pin = LOST
+                    node.pin = why
                     stack.append(node)
         version.forget_dependents()
 

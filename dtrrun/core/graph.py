@@ -32,6 +32,7 @@ class Version:
     operation: Operation | None  # its recipe; None for a constant
     pin: str | None  # why it can't be evicted
     escaped: bool  # other code may write to the memory unnoticed, now or later
+    away: bool  # a constant whose content the program has taken away, and will bring back
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe has read it
     scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since

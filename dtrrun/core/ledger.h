@@ -41,6 +41,7 @@ class Ledger {
   int64_t collection_due_ns = UNLIMITED;  // once `recomputed_ns` reaches this, garbage is collected when room is made
   int64_t replaying = 0;       // rematerializations in progress
   int64_t paused = 0;          // nesting depth of requests to disable eviction
+  bool some_away = false;  // whether a constant was ever away
   bool pressure = false;  // whether memory ever ran short; until then the policy is not notified of anything
   int64_t decisions = 0;
   uint64_t digest = 0;
@@ -193,6 +194,9 @@ class Ledger {
   static void give_back_copy(Version* one) {
     if (auto debts = std::exchange(one->debts, nullptr)) debts->copied_bytes += one->nbytes;
   }
+
+  // Notes that the program takes a constant away, and will bring it back (away.h).
+  void take_away(Version* one) { some_away = one->away = true; }
 
   // -- deaths --
 

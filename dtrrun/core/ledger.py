@@ -19,6 +19,7 @@ UNLIMITED = 1 << 62
 INPUT_LOST = "input lost"
 GIVEN_UP = "given up with an earlier session"
 INPUT_MUTATED = "input mutated"
+GATHERED = "gathered weight"
 COPIED = "old values of weights"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
@@ -103,6 +104,8 @@ class Ledger:
     weigh: Callable[[], tuple[set[int], int]]
     carried: Callable[[int], list[Version]]
     mutated: Callable[[int, list[Version]], list[Version]]
+    take_away: Callable[[Version], None]
+    """Note that the program takes a constant away, and will bring it back (`core/away.h`)."""
 
     def __init__(
         self,
@@ -237,7 +240,7 @@ class Ledger:
         for observer in self.observers:
             observer.changes(RESIZED, version, bytes=nbytes)
         self.policy.discard(version)
-        if nbytes > SMALL_CONSTANT >= version.nbytes:  # no longer keep it alive
+        if nbytes > SMALL_CONSTANT >= version.nbytes > 0:  # no longer keep it alive
             kept = [one for one in self.small_constants if self.key_of(one) != version.key]
             self.small_constants = deque(kept, self.small_constants.maxlen)
         self.resident_bytes += nbytes - version.nbytes

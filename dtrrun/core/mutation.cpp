@@ -51,6 +51,9 @@ void Rescue::rescue(Version* constant) {
           rematerializer_.materialize(target, true);
         } catch (...) {
           if (!ledger_.backend.is_loss()) throw;
+          if (one->resident || one->constant()) continue;
+          recipes_.lose(one.get());
+          one->pin = pins::AWAY;
         }
       }
     }

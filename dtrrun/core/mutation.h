@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "away.h"
 #include "copies.h"
 #include "rematerialize.h"
 
@@ -22,7 +23,7 @@ class Copies {
   Copies(Ledger& ledger, Eviction& eviction) : ledger_(ledger), eviction_(eviction) {}
 
   // Called when a constant is about to change. Returns whether recipes can go on reading its present content.
-  bool keep(Version* constant) { return constant->copy || (wants(constant) && make(constant)); }
+  bool keep(Version* constant) { return constant->copy || ((wants(constant) || must(constant)) && make(constant)); }
 
   // Copies a constant, if there is room.
   bool make(Version* constant);
@@ -32,6 +33,11 @@ class Copies {
   bool wants(const Version* constant);
 
  private:
+  // Returns whether something evicted can't be brought back before a constant changes, since it needs another that is away, too.
+  bool must(const Version* constant) const {
+    return ledger_.some_away && constant->needed_by && constant->resident && !constant->escaped && is_read_with_away(constant);
+  }
+
   static constexpr int64_t SHORTEST = 64;  // minimum number of operators for which an answer is reused
 
   void look_counts_for(size_t looked_at) { until_ = ledger_.age + std::max(static_cast<int64_t>(looked_at), SHORTEST); }

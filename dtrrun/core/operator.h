@@ -106,7 +106,7 @@ class Operators {
   void admit(C& call) {
     Backend& backend = ledger_.backend;
     call.recordable = call.replayable;
-    for (const Version* one : call.versions) call.recordable = call.recordable && (!one->escaped || backend.trusts(one));
+    for (const Version* one : call.versions) call.recordable = call.recordable && !one->away && (!one->escaped || backend.trusts(one));
     call.admitted();
     lock(call);
     if (call.opaque)
@@ -174,6 +174,7 @@ class Operators {
   void fail(C& call) {
     bool reserved = unlock(call);
     for (const Call::Write& write : call.written) {
+      if (write.target->away) continue;
       VersionRef version = recipes_.half_written(write.target);
       if (!version) continue;
       if (auto nbytes = call.resized(write.hole, version.get())) ledger_.backend.resized(version.get(), *nbytes);
@@ -305,7 +306,7 @@ class Operators {
     }
     auto each = [&](const auto& function) {
       for (const Call::Write& write : call.written)
-        if (write.constant) function(write.target);
+        if (write.constant && !write.target->away) function(write.target);
     };
     mutation_.about_to_change(each, call.changing);
   }
@@ -377,7 +378,7 @@ class Operators {
       version = recipes_.supersede(version.get(), operation, call.cost);
       auto left_out = std::count_if(call.statistics.begin(), call.statistics.end(), [&](size_t one) { return one < write.hole; });
       where = ~(static_cast<int64_t>(write.hole) - left_out);  // in the recipe, which leaves out running statistics
-    } else if (version->used) {
+    } else if (version->used && !version->away) {
       version = recipes_.supersede(version.get(), nullptr, 0);
     }
     if (auto nbytes = call.resized(write.hole, version.get())) ledger_.backend.resized(version.get(), *nbytes);

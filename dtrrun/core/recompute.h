@@ -28,7 +28,7 @@ class Recomputer {
     }
     eviction_.make_room(needs(maker, now.uses, without_workspace), maker->signature);
     for (Node* source : *maker)
-      if (as_version(source)->escaped) backend.check_unchanged(as_version(source));
+      if (as_version(source)->escaped || as_version(source)->away) backend.check_unchanged(as_version(source));
     int64_t began = backend.begins();
     std::vector<VersionRef> taken;  // old versions whose memory the operation writes to
     for (size_t place = 0; place < now.uses.size(); place++)

@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 
 from dtrrun.core.backend import Executor
 from dtrrun.core.eviction import Eviction
-from dtrrun.core.foreign import LOST, WHY_GIVEN_UP, LostError
+from dtrrun.core.foreign import AWAY, LOST, WHY_AWAY, WHY_GIVEN_UP, LostError
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import GIVEN_UP, Ledger
 from dtrrun.core.locks import unlock
@@ -111,11 +111,18 @@ class Rematerializer:
         """Raise LostError for an evicted version without a recipe; AssertionError for an internal error."""
         if version.pin == LOST:
             raise LostError
+        if version.pin == AWAY:
+            raise LostError(WHY_AWAY)
         if version.pin == GIVEN_UP:
             raise LostError(WHY_GIVEN_UP)
         raise AssertionError("dtrrun: internal error: an evicted storage cannot be recomputed")
 
     def check_unchanged(self, version: Version) -> None:
-        """Raise LostError unless an escaped version is as it was when its dependents were computed."""
+        """Raise LostError unless a version is as it was when its dependents were computed.
+
+        It has escaped, or is away.
+        """
+        if version.away:
+            raise LostError(WHY_AWAY)
         if not self._foreign.unchanged(version):
             raise LostError

@@ -61,6 +61,7 @@ struct Version : Node {
   bool superseded = false;  // a later version has taken over the storage
   bool used = false;        // some recipe has read it
   bool escaped = false;     // other code may write to the memory unnoticed, now or later
+  bool away = false;        // a constant whose content the program has taken away, and will bring back (away.h)
   Pin pin = nullptr;
   StorageRef scratch;  // a storage that dtrrun holds for it: recomputed, or the copy of a constant that has changed since
   StorageRef copy;     // copy of a constant that is about to change: its storage once it has been superseded

@@ -31,6 +31,7 @@ void arrive(Arrival& arrival) {
     Gil gil;
     if (auto session = interposer) {  // kept alive: another thread may end it while a kernel runs
       session->handle(arrival, gil, watch);
+      if (session->recent.is_on) session->recent.add(arrival);
       return;
     }
   }
@@ -334,6 +335,42 @@ PyObject* read_times(PyObject*, PyObject*) {
   });
 }
 
+PyObject* note_tensors(PyObject*, PyObject* on) {
+  if (interposer) {
+    interposer->recent.is_on = PyObject_IsTrue(on) == 1;
+    if (!interposer->recent.is_on) interposer->recent.forget();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* needed_without(PyObject*, PyObject* args) {
+  PyObject* versions;
+  long long from;
+  int all;
+  if (!PyArg_ParseTuple(args, "O!Lp", &PyList_Type, &versions, &from, &all)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    if (!interposer) return Py_BuildValue("([]L)", from);
+    std::unordered_set<const Version*> leaving;
+    for (PyObject* one : Items(versions)) leaving.insert(native_node(one));
+    PyObject* found = as_list(interposer->needed_without(leaving, from, all != 0));
+    return Py_BuildValue("(NL)", found, static_cast<long long>(interposer->recent.count()));
+  });
+}
+
+// Calls a function that makes a tensor without an operator, and notes the tensor.
+PyObject* call_and_note(PyObject* function, PyObject* const* args, Py_ssize_t count) {
+  return guarded([&] {
+    Ref made = checked(PyObject_Vectorcall(function, args, static_cast<size_t>(count), nullptr));
+    if (interposer && interposer->recent.is_on && is_tensor(made.get())) interposer->recent.add(tensor_of(made.get()));
+    return made.release();
+  });
+}
+
+PyObject* noted(PyObject*, PyObject* function) {
+  static PyMethodDef call = {"noted", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_and_note)), METH_FASTCALL, nullptr};
+  return PyCFunction_New(&call, function);
+}
+
 PyObject* settle(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     auto session = interposer;
@@ -469,6 +506,11 @@ PyMethodDef session_functions[] = {
     {"learn_measured", learn_measured, METH_VARARGS,
      "learn_measured(signature, needed, made): learn from such a call, which has had `needed` bytes at once (-1: not measured),\n"
      "of which its results take `made`."},
+    {"note_tensors", note_tensors, METH_O, "note_tensors(on): note each tensor that an operator makes from now on, or forget them."},
+    {"needed_without", needed_without, METH_VARARGS,
+     "needed_without(constants, since, all): return the versions that would be recomputed from these constants, of tensors noted since\n"
+     "then that somebody but autograd's graph holds, or of all; and the number for the next `since`."},
+    {"noted", noted, METH_O, "noted(function): return a function that calls it, and notes the tensor that it makes."},
     {"read_times", read_times, METH_NOARGS, "Read what first calls on a GPU have taken, as far as it is known."},
     {"settle", settle, METH_NOARGS,
      "Move memory that is back to the address that was touched. Returns False if the system has no memory."},

@@ -16,6 +16,7 @@
 #include "observed.h"
 #include "operator_table.h"
 #include "pytorch.h"
+#include "recent_tensors.h"
 #include "record.h"
 #include "run_kernel.h"
 #include "stopwatch.h"
@@ -45,8 +46,8 @@ class Interposer {
         ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")),
-        versions_(ledger_.get(), as_number(attribute(python, "mask").get())), core_(versions_.core), ledger(core_.ledger),
-        operators_(python), lock_(slow_path_.get()), replays_(python, operators_, this->device),
+        versions_(ledger_.get(), as_number(attribute(python, "mask").get())), recent(versions_), core_(versions_.core),
+        ledger(core_.ledger), operators_(python), lock_(slow_path_.get()), replays_(python, operators_, this->device),
         admission_(slow_path_.get(), lock_, versions_), lists_(versions_),
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
         describer_(slow_path_.get(), this->device, versions_, first_calls_),
@@ -209,6 +210,13 @@ class Interposer {
     const OperatorInfo& info = operators_.of(underway.arrival->op);
     measuring_.finished(as_signature(signature)->figures, info, needed, made);
     measuring_.loaded(info, signature, static_cast<uint64_t>(PyObject_Hash(as_signature(signature)->geometries)));
+  }
+
+  // Returns what would be recomputed from these constants, of all that there is, or of what is `RecentTensors::held`.
+  VersionList needed_without(const std::unordered_set<const Version*>& leaving, int64_t from, bool all) {
+    if (from == recent.count() && !all) return {};
+    ledger.collect_dead();
+    return computed_from(all ? ledger.versions.all() : recent.held(from), leaving);
   }
 
   Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
@@ -611,6 +619,11 @@ class Interposer {
   CallObserver call_observer_;
   Ref reasons_, kernels_;
   TensorVersions versions_;
+
+ public:
+  RecentTensors recent;
+
+ private:
   Core& core_;
   Ledger& ledger;
   unsigned long inside_ = 0;             // the thread that is on the fast path

@@ -132,7 +132,7 @@ class ListUpdates {
   bool add(const at::Tensor& tensor, bool writes, Kind& kind) {
     if (!is_plain(tensor)) return false;
     Version* one = versions_.of(tensor);
-    if (one == nullptr) return false;
+    if (one == nullptr || one->away) return false;
     found_.push_back(one);
     kind.add(one, tensor);
     if (!writes) return true;

@@ -58,6 +58,7 @@ from dtrrun.runtime.patches.exports import Exports
 from dtrrun.runtime.patches.extension_functions import ExtensionFunctions
 from dtrrun.runtime.patches.foreign_composites import ForeignComposites
 from dtrrun.runtime.patches.functions import Functions
+from dtrrun.runtime.patches.gathered import Gathered
 from dtrrun.runtime.patches.gradients import Gradients
 from dtrrun.runtime.patches.libraries import Libraries
 from dtrrun.runtime.patches.reducers import Reducers
@@ -203,6 +204,7 @@ class Session:
             ExtensionFunctions(self._native, composites),
             Libraries(self.slow_path),
             Resizes(self.slow_path),
+            Gathered(self.slow_path),
             self._gradients,
             Functions(self._access.lock, own),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended, own),

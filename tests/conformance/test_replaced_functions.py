@@ -17,6 +17,7 @@ UNREACHED = {
     *("_create_interpreter_name_lookup_fn", "key_extractor"),  # PyTorch alone calls them
     *("register_kernel", "set_kernel_enabled"),
     *("install_callbacks", "load_by_key_path", "post_compile"),  # where the compiler has been imported
+    *("alloc_storage", "free_storage", "wait_for_unshard"),  # where FSDP has been
 }
 """Names of replaced functions that need what cannot be made up here."""
 

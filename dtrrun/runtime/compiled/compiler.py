@@ -230,6 +230,8 @@ class Compiler:
         for device in ("cpu", "cuda"):
             if (allocate := f"empty_strided_{device}") in names:
                 names[allocate] = getattr(self._native, allocate)
+        if "reinterpret_tensor" in names:
+            names["reinterpret_tensor"] = self._native.noted(names["reinterpret_tensor"])
         if text := generated.with_new_buffers(source, found.kernels):
             names[generated.ANEW], names[generated.COPY] = _anew, _copy
             with suppress(SyntaxError):

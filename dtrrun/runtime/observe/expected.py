@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
-from dtrrun.core.ledger import COPIED, INPUT_LOST, INPUT_MUTATED, Ledger
+from dtrrun.core.ledger import COPIED, GATHERED, INPUT_LOST, INPUT_MUTATED, Ledger
 from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.observe.rehearsal import LIMIT, Rehearsal
@@ -343,8 +343,9 @@ def _begun(
         into = copied if signature.operator.name in COPYING else computed
         into.update(one.key for one in versions)
     # What was computed with the others may have been released.
-    used = (key for key, version in ledger.versions.items() if version.used and key not in copied)
-    return not trained.keys().isdisjoint(computed | set(used))
+    used = {key for key, version in ledger.versions.items() if version.used and key not in copied}
+    gathered = any(ledger.versions[key].pin == GATHERED for key in used)  # from shards: no parameters
+    return gathered or not trained.keys().isdisjoint(computed | used)
 
 
 def _under_way(training: Training, ledger: Ledger, reached: set[int], failed: Signature | None) -> set[int]:
