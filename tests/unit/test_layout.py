@@ -41,6 +41,7 @@ ARROWS = {
     "research": {"simulator", "core"},
     "core": set(),
     "telemetry": {"sizes"},
+    "pytest_plugin": {"telemetry", "sizes"},
     "settings": {"values"},
     "values": {"core", "sizes"},
     "sizes": set(),
