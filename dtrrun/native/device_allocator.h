@@ -19,6 +19,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -50,16 +51,21 @@ class DeviceAllocator {
     void*** table = reinterpret_cast<void***>(allocator);
     size_t place = place_of(static_cast<c10::DataPtr (c10::Allocator::*)(size_t)>(&c10::Allocator::allocate));
     count_ = functions_in(*table);
-    if (place >= count_) throw std::runtime_error("dtrrun: PyTorch's allocator for GPUs has no table of functions");
+    if (place >= count_) return;
     functions_ = new void*[ABOVE + count_] + ABOVE;
     std::copy(*table - ABOVE, *table + count_, functions_ - ABOVE);
     original_ = reinterpret_cast<Allocate>(functions_[place]);
     functions_[place] = reinterpret_cast<void*>(&allocate);
     *table = functions_;
     if (auto registry = reinterpret_cast<Registry* (*)()>(dlsym(RTLD_DEFAULT, REGISTRY))) {
+      calls_back_ = true;
       registry()->Register("dtrrun", [] { return std::unique_ptr<c10::FreeMemoryCallback>(new NothingFits()); });
     }
   }
+
+  // Whether PyTorch's tensors get their memory through our function, once there are any, and whether the allocator has callbacks.
+  static bool is_asked() { return is_asked_; }
+  static bool calls_back() { return calls_back_; }
 
   // Lets the allocator tell `DeviceBlocks` of its blocks, from now on. Returns false if it can't.
   static bool tells_of_blocks(c10::DeviceType type) {
@@ -140,6 +146,7 @@ class DeviceAllocator {
   };
 
   static c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
+    is_asked_.store(true, std::memory_order_relaxed);
     bool asks = Shortage::own().asks_before_flush();
     for (int attempt = 0;;) {
       try {
@@ -167,6 +174,8 @@ class DeviceAllocator {
   static inline void** functions_ = nullptr;  // never freed
   static inline size_t count_ = 0;
   static inline Allocate original_ = nullptr;
+  static inline bool calls_back_ = false;
+  static inline std::atomic<bool> is_asked_ = false;
 };
 
 }  // namespace dtrrun

@@ -12,11 +12,11 @@ namespace dtrrun {
 class Exports {
  public:
   // capsule: `torch.Tensor.__dlpack_c_exchange_api__`. reach: called with each tensor that is about to be handed out; None puts
-  // PyTorch's functions back into the table.
+  // PyTorch's functions back into the table. Returns whether the table is as we know it.
   static PyObject* guard(PyObject* capsule, PyObject* reach) {
-    if (!PyCapsule_IsValid(capsule, NAME)) Py_RETURN_NONE;
+    if (!PyCapsule_IsValid(capsule, NAME)) Py_RETURN_FALSE;
     auto* table = static_cast<Table*>(PyCapsule_GetPointer(capsule, NAME));
-    if (table->major != MAJOR) Py_RETURN_NONE;
+    if (table->major != MAJOR || table->to_owner == nullptr) Py_RETURN_FALSE;
     if (to_owner_ == nullptr) {
       to_owner_ = table->to_owner;
       to_borrower_ = table->to_borrower;
@@ -25,7 +25,7 @@ class Exports {
     reach_ = on ? Ref::copy(reach) : Ref();
     table->to_owner = on ? &export_to_owner : to_owner_;
     if (to_borrower_ != nullptr) table->to_borrower = on ? &export_to_borrower : to_borrower_;
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
   }
 
  private:

@@ -77,7 +77,8 @@ PyMethodDef foreign_functions[] = {
     {"meet_functions", meet_functions, METH_O, "Watch those of these functions whose code is such an extension's."},
     {"foreign_paths", foreign_paths, METH_NOARGS, "Return the paths of the libraries that use PyTorch and are not part of it."},
     {"guard_exports", guard_exports, METH_VARARGS,
-     "guard_exports(capsule, reach): let DLPack's table call reach(tensor) before it exports a tensor; None: stop."},
+     "guard_exports(capsule, reach): let DLPack's table call reach(tensor) before it exports a tensor; None: stop. Returns False,\n"
+     "and does nothing, if the table is not as we know it."},
     {"hide_from_guards", hide_from_guards, METH_O, "Hide our key from Dynamo's guards while they are checked, or stop doing so."},
     {"entry", Entries::make, METH_VARARGS,
      "entry(make, original, hide, skips): return what to call in place of `original`, which calls make(original) such that\n"

@@ -24,13 +24,13 @@ class Heap final : public c10::Allocator {
     return heap;
   }
 
-  // Returns false if PyTorch's allocator is one that we do not know.
+  // Returns false if PyTorch's allocator is one that we do not know, or does not call what we have put into its table.
   bool install() {
     if (own_->raw_deleter() == nullptr || c10::GetCPUAllocator() != own_) return false;
     c10::SetCPUAllocator(this);
     if (c10::GetCPUAllocator() != this) return false;  // another one has precedence
     use_table(own_, passing_on_);
-    return true;
+    return own_->raw_deleter() == &free_block;  // asks through the table
   }
   void remove() {
     use_table(own_, plain_table_);

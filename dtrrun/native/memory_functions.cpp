@@ -11,6 +11,10 @@ void watch_device_allocator(c10::DeviceType type) { DeviceAllocator::watch(type)
 
 namespace {
 
+PyObject* hears_device_allocator(PyObject*, PyObject*) {
+  return Py_BuildValue("(NN)", PyBool_FromLong(DeviceAllocator::is_asked()), PyBool_FromLong(DeviceAllocator::calls_back()));
+}
+
 PyObject* use_heap(PyObject*, PyObject* on) {
   if (PyObject_IsTrue(on)) return PyBool_FromLong(Heap::own().install());
   Heap::own().remove();
@@ -214,6 +218,8 @@ PyObject* living(PyObject*, PyObject*) {
 PyMethodDef memory_functions[] = {
     {"use_heap", use_heap, METH_O,
      "Allocate tensors from our heap, or stop. Returns False if PyTorch has been given another allocator."},
+    {"hears_device_allocator", hears_device_allocator, METH_NOARGS,
+     "Return whether tensors on a GPU have got memory through our function, and whether its allocator has callbacks."},
     {"cap_heap", cap_heap, METH_O, "Limit the bytes that the heap's blocks and free pages may take; None: no limit."},
     {"heap_figures", heap_figures, METH_NOARGS,
      "Return the heap's bytes: (of blocks, of free pages, cleared by the system, returned to it)."},

@@ -11,7 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from dtrrun.runtime.patches.registry import lack
 from dtrrun.settings import When
+
+WITHOUT = (
+    "nothing is evicted where the system refuses memory or for storages that no operator makes, and freed "
+    "memory may stay with the process"
+)
 
 LEAST_SLACK = 16 << 20
 """In bytes. A program of small tensors uses memory outside of the heap, which leaves little room there for
@@ -31,7 +37,8 @@ class Heap:
 
     def install(self) -> None:
         self._native.cap_heap(None)
-        self._native.use_heap(True)
+        if not self._native.use_heap(True):
+            lack("allocator on a CPU that can be replaced", WITHOUT)
 
     def remove(self) -> None:
         self._native.use_heap(False)

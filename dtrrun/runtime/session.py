@@ -49,7 +49,7 @@ from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
 from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.runtime.outside import Outside
-from dtrrun.runtime.patches import fork
+from dtrrun.runtime.patches import fork, registry
 from dtrrun.runtime.patches.backwards import Backwards
 from dtrrun.runtime.patches.checkpointing import Checkpointing
 from dtrrun.runtime.patches.composites import Composites
@@ -257,6 +257,8 @@ class Session:
         self.writer = writer
         for part in self._parts:
             part.install()
+        for line in registry.lacked():
+            self.alert(line)
         fork.watch(self._before_fork, self._after_fork_in_parent, self._after_fork_in_child)
         if threading.current_thread() is threading.main_thread():
             self.slow_path.home = threading.get_ident()

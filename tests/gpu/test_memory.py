@@ -11,6 +11,7 @@ from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct, tensor
 
 import dtrrun
 from dtrrun.runtime.cuda.fractions import fraction_of
+from dtrrun.runtime.cuda.gpu import REFUSALS
 from dtrrun.runtime.cuda.observers import NAMES
 from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.observe.expected import POOLS
@@ -383,3 +384,16 @@ def test_a_refusal_that_is_certain_is_not_provoked():
         assert session.device.retry.avoided > 0
         assert torch.cuda.memory_stats()["num_ooms"] == before
         assert all(bool((one == 1.0 + i).all()) for i, one in enumerate(large))
+
+
+def test_an_allocator_that_does_not_ask_dtrrun_is_told_of(monkeypatch, capfd):
+    with dtrrun.budget(None, device=DEVICE) as session:
+        kept = torch.ones(1000, device=DEVICE)
+        session.device.look()
+        assert session.interposer.native.hears_device_allocator() == (True, True)
+        assert "warning" not in capfd.readouterr().err
+        monkeypatch.setattr(session.device, "_is_heard", False)
+        monkeypatch.setattr(session.device.gpu, "unheard", lambda native: [REFUSALS])
+        session.device.look()
+        assert "no allocator for GPUs that asks dtrrun" in capfd.readouterr().err
+        del kept

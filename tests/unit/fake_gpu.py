@@ -405,6 +405,9 @@ class FakeGpu:
     def follows_blocks(self, native):
         return False
 
+    def unheard(self, native):
+        return []
+
     def check_blocks(self, native, reserved):
         pass
 

@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "docs" / "site"))
 import links  # noqa: E402 - the site's own, which is no package
 import options  # noqa: E402
 
-PAGES = sorted({*links.pages(), "README.md"})
+PAGES = sorted({*links.pages(), "README.md", "CONTRIBUTING.md"})
 DESCRIBED = {"run": "guide", "record": "guide", "top": "guide", "smoke": "ci", "simulate": "simulator"}
 DESCRIBED |= {"peak": "howto/what-holds-the-peak"}
 """Where the verb's options are described; otherwise, in a page of the verb's name."""

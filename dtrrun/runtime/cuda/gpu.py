@@ -24,6 +24,15 @@ Tensor = torch.Tensor
 OCCUPIED_CYCLES = 500_000
 """Of the GPU: some 0.3 ms. The slow path, in Python, takes 0.1 to 0.2 ms to launch an operator."""
 
+REFUSALS = (
+    "allocator for GPUs that asks dtrrun",
+    "nothing is evicted in the middle of an operator that needs memory, only before it runs again",
+)
+FLUSHES = (
+    "callbacks of the allocator for GPUs",
+    "nothing is evicted to keep it from returning its memory to the driver, and steps take longer",
+)
+
 
 class Statistics(NamedTuple):
     """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals;
@@ -95,6 +104,12 @@ class Gpu:
 
     def remove(self) -> None:
         self.fractions.remove()
+
+    def unheard(self, native: Any) -> list[tuple[str, str]]:
+        """Return what of the allocator could not be replaced, and what that means. Call it once tensors have
+        memory."""
+        is_asked, calls_back = native.hears_device_allocator()
+        return [*([] if is_asked else [REFUSALS]), *([] if calls_back else [FLUSHES])]
 
     def is_current(self) -> bool:
         return bool(torch.cuda.current_device() == self.index)

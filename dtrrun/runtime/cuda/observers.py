@@ -33,7 +33,7 @@ class Observers:
     def install(self) -> None:
         self._installed = True
         for name in NAMES:
-            self._patches.wrap(torch._C, name, self._attaching)
+            self._patches.wrap(torch._C, name, self._attaching, optional=True)
 
     def remove(self) -> None:
         self._installed = False

@@ -28,6 +28,7 @@ from dtrrun.runtime.cuda.operators import CudaOperators
 from dtrrun.runtime.cuda.pools import Pools
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
+from dtrrun.runtime.patches.registry import lack, lacked
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry import driver
@@ -96,6 +97,7 @@ class Cuda:
         self._ask_again = self._refresh_again = 0.0  # not before this time
         self._patience = ASK_SECONDS
         self._has_loaded = False  # since the last reading
+        self._is_heard = False  # whether the allocator was asked to call us has been checked
         self._last_step_ended = float("-inf")  # in seconds
 
     # -- called by the session -------------------------------------------------------------------
@@ -281,6 +283,9 @@ class Cuda:
             ledger, accounts = self.ledger, self.accounts
             ledger.collect_dead()
             self._statistics = found = self.gpu.statistics()
+            if not self._is_heard and found.total > self._first.total:
+                self._is_heard = True
+                self._tell_what_is_unheard()
             if self.retry.unseen(found.ooms):
                 self.retry.did_without()
             used, _ = self.gpu.used_and_total()
@@ -306,6 +311,12 @@ class Cuda:
                 if accounts.forbidden:
                     ledger.overhead[FORBIDDEN] = accounts.forbidden
             self._limit(found)
+
+    def _tell_what_is_unheard(self) -> None:
+        for what, so in self.gpu.unheard(self._native):
+            lack(what, so)
+        for line in lacked():
+            self._alert(line)
 
     def _note_footprint(self, found: Any) -> None:
         """Update the peaks of reserved memory, and of overhead plus reserved memory, since the last reading.

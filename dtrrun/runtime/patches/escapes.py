@@ -99,7 +99,7 @@ class Escapes:
         for name in SCRIPTS_SAVED:
             self._patches.wrap(RecursiveScriptModule, name, self._saved)
         for owner, name in KERNELS:
-            self._patches.wrap(owner, name, self._launched)
+            self._patches.wrap(owner, name, self._launched, optional=True)  # in a PyTorch for GPUs
         [(owner, name), *aliases] = EXPOSING_FUNCTIONS
         self._wrap(owner, name, *aliases, writes=True, exposes=True)
 

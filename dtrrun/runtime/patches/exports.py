@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dtrrun.runtime.access import Reach
+from dtrrun.runtime.patches.registry import UNSEEN, lack
 
 CAPSULE: Any = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
@@ -24,8 +25,8 @@ class Exports:
         self._reach, self._guard = reach, native.guard_exports
 
     def install(self) -> None:
-        if CAPSULE is not None:
-            self._guard(CAPSULE, self._hand_out)
+        if CAPSULE is not None and not self._guard(CAPSULE, self._hand_out):
+            lack("table of DLPack's functions as in its version 1", UNSEEN)
 
     def remove(self) -> None:
         if CAPSULE is not None:

@@ -85,7 +85,7 @@ class Functions:
 
         self._patches.wrap(torch.autograd.Function, "apply", forward)
         self._patches.wrap(BackwardCFunction, "apply", backward)
-        self._patches.wrap(BackwardCFunction, "apply_boxed", backward)  # since 2.15, with a list
+        self._patches.wrap(BackwardCFunction, "apply_boxed", backward, optional=True)  # since 2.15
         self._patches.wrap(BackwardCFunction, "saved_tensors", saved)
 
     def remove(self) -> None:

@@ -1,7 +1,13 @@
-"""Installs and undoes what a session replaces in PyTorch in Python.
+"""Installs and undoes what a session replaces in PyTorch in Python, and knows what could not be replaced.
 
-C++ replaces what is below Python: functions of allocators (`native/heap.h`, `native/device_allocator.h`),
-of storages (`native/storages.h`) and of DLPack (`native/dlpack.h`).
+C++ replaces what is below Python. Each of these is tested when it is installed, and where this PyTorch is not
+as expected, `lack` notes it, a line says so, and the session goes on without it:
+
+- the allocator on a CPU (`native/heap.h`);
+- DLPack's table of functions (`native/dlpack.h`; its version is compared, `patches/exports.py`);
+- `allocate` of the allocator for GPUs, and its callbacks (`native/device_allocator.h`; `cuda/gpu.py`);
+- the hand-over of operators (`native/way_in.h`), without which there is no session (`dispatch/arrivals.py`);
+- `release_resources` of storages (`native/storages.h`), from PyTorch's own header: the compiler compares.
 
 PyTorch and programs keep tables of functions: TorchScript's builtins, what `__torch_function__` may override,
 names in pickles, dictionaries filled when a module was imported. A replacement must be found in all of them,
@@ -25,6 +31,7 @@ from contextlib import contextmanager
 from types import ClassMethodDescriptorType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, cast
 
+import torch
 from torch import overrides
 from torch.jit import _builtins
 
@@ -56,6 +63,24 @@ def use_extension(native: Any) -> None:
     _extension = native
 
 
+LACKS = "PyTorch {} has no {}: {}; use another version of PyTorch or dtrrun, and report this"
+UNSEEN = "dtrrun does not see what it does, and results may differ"
+
+_lacked: list[str] = []
+
+
+def lack(what: str, so: str) -> None:
+    """Note that something could not be replaced, and what that means."""
+    _lacked.append(LACKS.format(torch.__version__, what, so))
+
+
+def lacked() -> list[str]:
+    """Return a line for each thing that could not be replaced since the last call."""
+    lines = list(_lacked)
+    _lacked.clear()
+    return lines
+
+
 class Patches:
     """The replacements of one part of a session. `undo` reverts them, the last one first."""
 
@@ -64,14 +89,19 @@ class Patches:
         self._layers: list[_Code | _Attribute] = []
         self._lasting = lasting
 
-    def wrap(self, owner: Any, name: str, make: Make, *aliases: tuple[Any, str]) -> None:
-        """Replace the attribute `name` of `owner` by `make(original)`. No effect if it does not exist.
+    def wrap(
+        self, owner: Any, name: str, make: Make, *aliases: tuple[Any, str], optional: bool = False
+    ) -> None:
+        """Replace the attribute `name` of `owner` by `make(original)`. If it does not exist, `lack` notes it.
 
         aliases: other places where PyTorch keeps the same C function. A Python function needs none: all
-        references to it are affected, including older ones.
+        references to it are affected, including older ones. optional: not every PyTorch that we support has
+        the attribute.
         """
         found = inspect.getattr_static(owner, name, None)
         if found is None:
+            if not optional:
+                lack(f"{getattr(owner, '__name__', owner)}.{name}", UNSEEN)
             return
         function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
         layer: _Code | _Attribute
