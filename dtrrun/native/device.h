@@ -22,9 +22,9 @@ class Device {
   void bind(c10::DeviceIndex index) {
     ours_.set_index(index);
     guard_.emplace(ours_.type());
-    home_ = guard_->getDefaultStream(ours_);
+    main_stream_ = guard_->getDefaultStream(ours_);
   }
-  bool is_bound() const { return is_cpu() || home_.has_value(); }
+  bool is_bound() const { return is_cpu() || main_stream_.has_value(); }
 
   // Returns true if memory on `device` is the session's.
   bool has(c10::Device device) const { return is_cpu() ? device.is_cpu() : device == ours_; }
@@ -33,10 +33,10 @@ class Device {
     return has(device) || (device.type() == ours_.type() && !device.has_index() && is_current());
   }
   // The program's main stream, once the session is bound to a GPU.
-  const c10::Stream& home() const { return *home_; }
+  const c10::Stream& main_stream() const { return *main_stream_; }
   bool is_current() const { return is_cpu() || guard_->getDevice() == ours_; }
   // Returns true if this thread is on the program's main stream. What a side stream uses must be handled in Python.
-  bool on_main_stream() const { return is_cpu() || guard_->getStream(ours_) == *home_; }
+  bool on_main_stream() const { return is_cpu() || guard_->getStream(ours_) == *main_stream_; }
 
   // Returns true if one of an operator's arguments is on a GPU, or names one.
   bool is_used_by(const c10::IValue* values, size_t count) const {
@@ -62,7 +62,7 @@ class Device {
  private:
   c10::Device ours_;
   std::optional<c10::impl::VirtualGuardImpl> guard_;
-  std::optional<c10::Stream> home_;
+  std::optional<c10::Stream> main_stream_;
 };
 
 }  // namespace dtrrun

@@ -55,7 +55,7 @@ class Interposer {
         measuring_(python, this->device), kernel_(python, this->device, versions_, first_calls_, measuring_),
         observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
-        home_(type_of(classes, "SlowPath"), "home"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
+        home_(type_of(classes, "SlowPath"), "home_thread"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         waiting_(type_of(classes, "SlowPath"), "waiting") {
     Ref executor = attribute(attribute(ledger_.get(), "dtr").get(), "executor");
     if (truth(executor.get(), "in_python")) return;

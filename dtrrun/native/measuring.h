@@ -42,8 +42,8 @@ class Measuring {
       if (first && by_.metering() == STATISTICS) before_ = by_.ask("statistics");
       if (!by_.may_time() || figures.calls >= Signature::SETTLED) return;
       start_.emplace(by_.event());
-      if (figures.calls != 0 && !figures.timed && by_.device_.home().query()) by_.ask("occupy");
-      start_->record(by_.device_.home());
+      if (figures.calls != 0 && !figures.timed && by_.device_.main_stream().query()) by_.ask("occupy");
+      start_->record(by_.device_.main_stream());
     }
     ~Call() {
       if (start_) by_.idle_.push_back(std::move(*start_));
@@ -58,7 +58,7 @@ class Measuring {
       if (!start_) return;
       bool exact = !start_->query();  // otherwise the GPU has waited for the host
       c10::Event end = by_.event();
-      end.record(by_.device_.home());
+      end.record(by_.device_.main_stream());
       Ref kept = Ref::copy(reinterpret_cast<PyObject*>(enclosing(&figures_)));
       by_.pending_.push_back({std::move(kept), std::move(*start_), std::move(end), exact && !figures_.timed});
       start_.reset();

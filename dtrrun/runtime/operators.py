@@ -143,7 +143,7 @@ _CALLS_OTHERS = {
 }
 
 
-class Statistics(NamedTuple):
+class RunningStatistics(NamedTuple):
     """Running statistics among an operator's arguments, which a training-mode call does not read."""
 
     positions: tuple[int, int]
@@ -155,14 +155,14 @@ class Statistics(NamedTuple):
 # These update running statistics without declaring it (`native_batch_norm`), or in a way that a replay must
 # not repeat. Without the statistics the result is the same, so a replay omits them.
 _STATISTICS = {
-    "aten::native_batch_norm": Statistics((3, 4), 5, True),
-    "aten::_native_batch_norm_legit": Statistics((3, 4), 5, True, aten.native_batch_norm.default),
-    "aten::cudnn_batch_norm": Statistics((3, 4), 5, True),
-    "aten::miopen_batch_norm": Statistics((3, 4), 5, True),
-    "aten::native_batch_norm_backward": Statistics((3, 4), 7, False),
+    "aten::native_batch_norm": RunningStatistics((3, 4), 5, True),
+    "aten::_native_batch_norm_legit": RunningStatistics((3, 4), 5, True, aten.native_batch_norm.default),
+    "aten::cudnn_batch_norm": RunningStatistics((3, 4), 5, True),
+    "aten::miopen_batch_norm": RunningStatistics((3, 4), 5, True),
+    "aten::native_batch_norm_backward": RunningStatistics((3, 4), 7, False),
     # These take statistics only for the gradient formula (cudnn/BatchNorm.cpp, miopen/BatchNorm_miopen.cpp).
-    "aten::cudnn_batch_norm_backward": Statistics((3, 4), None, False),
-    "aten::miopen_batch_norm_backward": Statistics((3, 4), None, False),
+    "aten::cudnn_batch_norm_backward": RunningStatistics((3, 4), None, False),
+    "aten::miopen_batch_norm_backward": RunningStatistics((3, 4), None, False),
 }
 
 

@@ -261,7 +261,7 @@ class Session:
             self.alert(line)
         fork.watch(self._before_fork, self._after_fork_in_parent, self._after_fork_in_child)
         if threading.current_thread() is threading.main_thread():
-            self.slow_path.home = threading.get_ident()
+            self.slow_path.home_thread = threading.get_ident()
         self.running = True
         if self._recorder is not None:
             self._recorder.step_begins()
@@ -441,11 +441,11 @@ class Session:
             self.alert(notices.OTHER_DEVICE.format(device=kind, ours=ours))
 
     def _threaded(self) -> None:
-        """This thread is about to access the session's tensors: share the fast path if it is not `home`."""
+        """This thread is about to access the session's tensors: share the fast path unless it has it."""
         with self._lock:
-            if self.slow_path.home is None:
-                self.slow_path.home = threading.get_ident()
-        if self.slow_path.home == threading.get_ident():
+            if self.slow_path.home_thread is None:
+                self.slow_path.home_thread = threading.get_ident()
+        if self.slow_path.home_thread == threading.get_ident():
             return
         self.slow_path.shared = True
         self.interposer.share(self.slow_path.reasons)

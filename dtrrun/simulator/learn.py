@@ -29,7 +29,7 @@ from .costs import costs_of
 from .live import predict, watched_steps
 from .log import Instruction, LogError, read_log
 from .portfolio import find
-from .replay import Outcome
+from .replay import ReplayOutcome
 
 STARTS = (
     Settings("ancestors", 0.0, 1.0, False).name,
@@ -85,7 +85,7 @@ class Judge:
         found = predict(self._instructions, budget, heuristic, limit=LIMIT, watched=lambda: steps)
         return found.status == "ok"
 
-    def __call__(self, heuristic: str, *, limit: float) -> Outcome:
+    def __call__(self, heuristic: str, *, limit: float) -> ReplayOutcome:
         known = self._wanted.known
         found = predict(
             self._instructions,
@@ -124,7 +124,7 @@ def search(wanted: Wanted) -> None:
         facts = {"tried": tried, "seconds": perf_counter() - started, "ended": ended}
         _write(wanted.answer, answer | facts)
 
-    def replay(heuristic: str, *, limit: float) -> Outcome:
+    def replay(heuristic: str, *, limit: float) -> ReplayOutcome:
         nonlocal tried
         tried += 1
         if heuristic == wanted.present:
@@ -134,7 +134,7 @@ def search(wanted: Wanted) -> None:
             return replace(found, status="oom")
         return found
 
-    def better(heuristic: str, outcome: Outcome) -> None:
+    def better(heuristic: str, outcome: ReplayOutcome) -> None:
         settings = parse(heuristic)
         looks_ahead = settings is not None and settings.next > 0
         newest = judge.steps[wanted.known : 2 * wanted.known] if looks_ahead else ()

@@ -30,7 +30,7 @@ from dtrrun.core.observer import (
 )
 
 from .log import START, Annotate, Call, Constant, Instruction, LogError, Mutate, Release, read_log
-from .replay import Outcome, Stopped
+from .replay import ReplayOutcome, Stopped
 from .snapshot import new_signature, restore
 from .standins import OutOfBudget, StandInExecutor, StandInMemory
 
@@ -53,7 +53,7 @@ class PredictedStep:
 
 
 @dataclass
-class Prediction(Outcome):
+class Prediction(ReplayOutcome):
     steps: list[PredictedStep] = field(default_factory=list)
     """The steps that the log contains in full."""
     least_budget_bytes: int | None = None

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from dtrrun.core.chain import NAMED, Settings, parse
 
-from .replay import Outcome
+from .replay import ReplayOutcome
 
 STARTS = (
     "h_next",
@@ -42,14 +42,14 @@ class Found:
     """
 
     heuristic: str
-    outcome: Outcome
+    outcome: ReplayOutcome
     tried: tuple[str, ...]
 
 
 class Replayer(Protocol):
     """`simulate` or `predict`, bound to a log and a budget."""
 
-    def __call__(self, heuristic: str, *, limit: float) -> Outcome: ...
+    def __call__(self, heuristic: str, *, limit: float) -> ReplayOutcome: ...
 
 
 def find(
@@ -59,7 +59,7 @@ def find(
     foresight: bool = True,
     tries: int = 48,
     starts: Sequence[str] = STARTS,
-    tell: Callable[[str, Outcome], None] | None = None,
+    tell: Callable[[str, ReplayOutcome], None] | None = None,
 ) -> Found:
     """Find the best heuristic.
 
@@ -68,7 +68,7 @@ def find(
     heuristic that is better than all before it.
     """
     started = perf_counter()
-    tried: dict[str, Outcome] = {}
+    tried: dict[str, ReplayOutcome] = {}
     best = ""
 
     def attempt(name: str) -> bool:

@@ -28,7 +28,7 @@ class Stopped(Exception):
 
 
 @dataclass
-class Outcome:
+class ReplayOutcome:
     """status: ok, oom (nothing is left to evict) or thrash (over the time limit). Times in ns."""
 
     status: str
@@ -108,11 +108,11 @@ class Replay:
         made: Iterator[Made] = self.core.made_last()
         return made
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayOutcome:
         started = perf_counter()
         core = self.core
         status = core.run(self.schedule.events, self.schedule.outputs)
-        return Outcome(
+        return ReplayOutcome(
             status,
             core.clock,
             self._plain_time,

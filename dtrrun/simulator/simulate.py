@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .replay import Observer, Outcome, Replay
+from .replay import Observer, Replay, ReplayOutcome
 from .schedule import Schedule
 
 DEALLOCATIONS = ("eager", "banish", "ignore")
@@ -56,7 +56,7 @@ def simulate(
     *,
     count: bool = False,
     **options: Any,
-) -> Outcome:
+) -> ReplayOutcome:
     """Run the replay that `prepare` makes, with the same arguments.
 
     count: whether to count storage accesses (App. D.3).

@@ -24,8 +24,8 @@ STOP = {"DTRRUN_MAX_SLOWDOWN": "20", "DTRRUN_ON_THRASH": "stop"}
 
 TEXT = """\
 Each example runs unchanged inside a share of its plain peak. If that is too small, it runs again inside the
-budget that the error advises to try. The cells show these budgets in percent of the plain peak; the example
-trains inside the last one, or a step takes more than 20 times its own work ("thrashes")."""
+budget that the error advises to try. The cells show these budgets in percent of the plain peak. Inside the
+last one, the example trains, or its steps take more than 20 times their own work ("thrashes")."""
 
 SMALL = """
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from dtrrun.simulator.portfolio import find
-from dtrrun.simulator.replay import Outcome
+from dtrrun.simulator.replay import ReplayOutcome
 from dtrrun.simulator.schedule import Schedule
 from dtrrun.simulator.simulate import simulate
 from tests.bench.section import Section
@@ -45,7 +45,7 @@ def rules(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
     return section
 
 
-def _overhead(outcome: Outcome) -> str:
+def _overhead(outcome: ReplayOutcome) -> str:
     return _share(outcome.overhead if outcome.status == "ok" else None)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from dtrrun.simulator.log import Call, Constant, Instruction, Release, write_log
-from dtrrun.simulator.replay import Outcome
+from dtrrun.simulator.replay import ReplayOutcome
 from dtrrun.simulator.schedule import Schedule, read_schedule, schedule_of
 from dtrrun.simulator.simulate import simulate
 from dtrrun.simulator.sweep import RATIOS, log_name
@@ -197,7 +197,7 @@ def accesses(logs: dict[str, Schedule], expected: dict[str, Any]) -> Section:
     return section
 
 
-def timed(schedule: Schedule, ratio: float, scan: bool = False) -> Outcome:
+def timed(schedule: Schedule, ratio: float, scan: bool = False) -> ReplayOutcome:
     """Simulate with CPU time as its seconds, since other programs use the machine too."""
     started = process_time()
     outcome = simulate(schedule, int(schedule.peak_bytes * ratio), "h_dtr_eq", scan=scan)

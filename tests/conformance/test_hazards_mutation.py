@@ -422,7 +422,7 @@ def test_parameters_replaced_by_data_and_swap():
 def test_a_workspace_that_an_operator_leaves_changed_beside_its_results(monkeypatch):
     """As in backward passes of cuDNN's batch normalization, which take running statistics but ignore them."""
     name = "dtrrun_test_backward"
-    statistics = operators.Statistics((1, 2), None, False)
+    statistics = operators.RunningStatistics((1, 2), None, False)
     monkeypatch.setitem(operators._STATISTICS, f"aten::{name}", statistics)
     monkeypatch.setattr(operators, "_WRITES_UNSAID", {f"aten::{name}": (3,)})
 

@@ -734,7 +734,7 @@ report = session.report()
 assert report["evictions"] > 0, report
 assert report["peak_bytes"] <= {budget}
 assert results["early"] == results["main"] == 1, results
-print("fine", session.slow_path.home == threading.main_thread().ident)
+print("fine", session.slow_path.home_thread == threading.main_thread().ident)
 """
 
 

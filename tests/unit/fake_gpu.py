@@ -27,7 +27,7 @@ from dtrrun.runtime import device as devices
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda.budget import MIB
 from dtrrun.runtime.cuda.fragmentation import Block
-from dtrrun.runtime.cuda.gpu import Statistics
+from dtrrun.runtime.cuda.gpu import AllocatorStatistics
 from dtrrun.runtime.cuda.session import Cuda
 from dtrrun.runtime.dispatch.arguments import fill
 from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -377,7 +377,7 @@ class FakeGpu:
     def statistics(self):
         a = self.allocator
         a.collect()
-        return Statistics(
+        return AllocatorStatistics(
             a.allocated, a.peak, a.total, a.reserved, a.reserved_peak, a.ooms, a.flushes, a.unmapped
         )
 

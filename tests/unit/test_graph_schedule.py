@@ -14,7 +14,7 @@ from dtrrun.research.graph_schedule import schedule_of_graph
 from dtrrun.research.planned import graph_of
 from dtrrun.research.planners import Graph, Node, chain, group, in_order, lower_bound, run
 from dtrrun.research.planners.plan import with_frees
-from dtrrun.simulator.replay import Outcome
+from dtrrun.simulator.replay import ReplayOutcome
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import prepare, simulate
 from tests.unit.simulator_logs import random_log
@@ -22,7 +22,7 @@ from tests.unit.simulator_logs import random_log
 HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "lru")
 
 
-def computed(graph: Graph, budget: int, heuristic: str) -> tuple[Outcome, list[int]]:
+def computed(graph: Graph, budget: int, heuristic: str) -> tuple[ReplayOutcome, list[int]]:
     """Return DTR's outcome on the graph, and the nodes that it computed, in order."""
     schedule = schedule_of_graph(graph)
     runs: list[tuple[int, set[int]]] = []  # each operator run, and the storages that it allocated

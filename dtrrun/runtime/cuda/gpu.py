@@ -34,7 +34,7 @@ FLUSHES = (
 )
 
 
-class Statistics(NamedTuple):
+class AllocatorStatistics(NamedTuple):
     """Of the caching allocator, in bytes. `total`: everything ever allocated; `ooms`: its refusals;
     `flushes`: how often it has returned its cache because memory was short; `unmapped`: everything ever
     returned to the driver."""
@@ -55,8 +55,8 @@ class Gpu:
     type = "cuda"
     index = -1
     _own: OwnMemory | None = None
-    _home = 0  # the program's main stream: cudaStream_t as a number
-    _home_stream: Any = None
+    _main = 0  # the program's main stream: cudaStream_t as a number
+    _main_stream: Any = None
     follows: bool | None = None  # whether the extension knows the allocator's blocks; None: not asked yet
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class Gpu:
     def bind(self, index: int | None) -> None:
         """Bind the session to the device of that index (None: the current one)."""
         self.index = torch.cuda.current_device() if index is None else index
-        self._home_stream = torch.cuda.default_stream(self.index)
-        self._home = self._home_stream.cuda_stream
+        self._main_stream = torch.cuda.default_stream(self.index)
+        self._main = self._main_stream.cuda_stream
 
     def install(self, limited: Callable[[], Any]) -> None:
         """Answer the program's own calls. limited: called after it has limited the allocator."""
@@ -118,10 +118,10 @@ class Gpu:
         """Return the driver's identifier of the device, independent of CUDA's numbering."""
         return str(getattr(torch.cuda.get_device_properties(self.index), "uuid", ""))
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> AllocatorStatistics:
         found = _C._cuda_memoryStats(self.index)
         allocated, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]
-        return Statistics(
+        return AllocatorStatistics(
             allocated["current"],
             allocated["peak"],
             allocated["allocated"],
@@ -223,7 +223,7 @@ class Gpu:
 
     def _serves(self, segment: dict[str, Any]) -> bool:
         """Return whether requests on the program's stream may get memory of a segment."""
-        return segment["stream"] == self._home and not _is_private(segment)
+        return segment["stream"] == self._main and not _is_private(segment)
 
     def stranded_bytes(self) -> int:
         """Return the free bytes in private pools, which serve no other requests."""
@@ -246,7 +246,7 @@ class Gpu:
         return [] if _C._cuda_isHistoryEnabled() else torch.cuda.memory_snapshot()
 
     def on_side_stream(self) -> bool:
-        return bool(_C._cuda_getCurrentRawStream(self.index) != self._home)
+        return bool(_C._cuda_getCurrentRawStream(self.index) != self._main)
 
     def come_from(self) -> int | None:
         """Make our device current. Returns the previous one if it was different."""
@@ -265,18 +265,18 @@ class Gpu:
         Our device must be current: `set_stream` would make it so.
         """
         side = torch.cuda.current_stream(self.index)
-        self._home_stream.wait_stream(side)
-        torch.cuda.set_stream(self._home_stream)
+        self._main_stream.wait_stream(side)
+        torch.cuda.set_stream(self._main_stream)
         return side
 
     def return_to(self, side: Any) -> None:
         """Return to the side stream, which waits for everything done in the meantime."""
         torch.cuda.set_stream(side)
-        side.wait_stream(self._home_stream)
+        side.wait_stream(self._main_stream)
 
     def occupy(self) -> None:
         """If the GPU has no work on the program's stream, the current one, let it do nothing for a moment."""
-        if self.is_current() and self._home_stream.query():
+        if self.is_current() and self._main_stream.query():
             torch.cuda._sleep(OCCUPIED_CYCLES)
 
 

@@ -10,7 +10,7 @@ from dtrrun.runtime import storage
 from dtrrun.runtime.guards import below
 
 
-class home(below):
+class on_main_stream(below):
     """Context: `below`, on the program's main stream and device.
 
     Evicted tensors were computed on that stream, and their memory belongs to its pool in the allocator. A

@@ -46,7 +46,7 @@ class CudaInterposer(Interposer):
             self.place = torch.device(device.type, device.gpu.index)
             self.native.bind(device.gpu.index)
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
-        if get_ident() != slow_path.home:
+        if get_ident() != slow_path.home_thread:
             self.join()
         try:
             return slow_path.run(operator, func, args, kwargs or NO_KEYWORDS, entered)

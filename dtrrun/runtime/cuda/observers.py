@@ -22,7 +22,7 @@ NAMES = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver
 Observer = Callable[..., Any]
 
 
-class Observers:
+class OomObservers:
     """Defers calls of observers that are attached while installed."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.runtime.cuda.budget import REST, SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
-from dtrrun.runtime.cuda.observers import Observers
+from dtrrun.runtime.cuda.observers import OomObservers
 from dtrrun.runtime.cuda.pools import Pools
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.errors import BudgetError
@@ -148,7 +148,7 @@ class Retry:
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
         """Bytes that were refused to an operator on the fast path, which is attempted next."""
-        self.observers = Observers()
+        self.observers = OomObservers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
         self.avoided = 0  # flushes and refusals, by evicting beforehand
         self.avoiding_ns = 0  # what that has taken the host inside the program's own operators

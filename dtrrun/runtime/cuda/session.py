@@ -21,7 +21,7 @@ from dtrrun.runtime import storage
 from dtrrun.runtime.cuda.budget import SEGMENT, STALL_NS, Accounts, flush_ns, sufficient_budget
 from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
 from dtrrun.runtime.cuda.graphs import Captures
-from dtrrun.runtime.cuda.guards import CudaMemory, home
+from dtrrun.runtime.cuda.guards import CudaMemory, on_main_stream
 from dtrrun.runtime.cuda.interposer import CudaInterposer
 from dtrrun.runtime.cuda.oom_retry import Retry
 from dtrrun.runtime.cuda.operators import CudaOperators
@@ -117,9 +117,9 @@ class Cuda:
         self._native = self.retry.native = native
         return CudaInterposer(native, slow_path, self, *told)
 
-    def below(self) -> home:
+    def below(self) -> on_main_stream:
         """Return the context in which recorded operators are replayed."""
-        return home(self)
+        return on_main_stream(self)
 
     def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
         """Run a recorded operator."""

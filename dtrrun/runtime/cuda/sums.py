@@ -56,8 +56,8 @@ class Sums:
     def _stream(self) -> AbstractContextManager[object]:
         if self.device.type == "cpu":
             return nullcontext()
-        home = torch.cuda.default_stream(self.device)
-        return nullcontext() if torch.cuda.current_stream() == home else torch.cuda.stream(home)
+        main = torch.cuda.default_stream(self.device)
+        return nullcontext() if torch.cuda.current_stream() == main else torch.cuda.stream(main)
 
     def _of(self, storage: torch.UntypedStorage, nbytes: int) -> Sum:
         dtype = torch.uint8 if nbytes % 4 else torch.int32

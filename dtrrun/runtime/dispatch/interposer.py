@@ -118,7 +118,7 @@ class Interposer:
         entered = now_ns()
         slow_path = self.slow_path
         operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
-        if get_ident() != slow_path.home:
+        if get_ident() != slow_path.home_thread:
             joins()
         return slow_path.run(operator, func, args, kwargs or NO_KEYWORDS, entered)
 
@@ -226,7 +226,7 @@ class Interposer:
         """Make all operators take the slow path, and wait until no other thread is on the fast path."""
         reasons.add("threads")
         if not wait_while(self.native.is_inside):
-            self._alert(late(self.slow_path.home or 0))
+            self._alert(late(self.slow_path.home_thread or 0))
 
     def look(self) -> None:
         """Enter threads whose start was not seen, and reinstall the fault handler."""

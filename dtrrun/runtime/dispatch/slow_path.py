@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
 from time import perf_counter_ns as now_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -49,6 +49,9 @@ from dtrrun.runtime.storage import (
     type_of,
 )
 
+if TYPE_CHECKING:
+    from dtrrun.runtime.patches.foreign_composites import Running
+
 UNPLAIN = "no plain storage"
 READS_STATE = "made by an operator that reads state of the program"
 PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
@@ -80,22 +83,10 @@ class Reasons:
         self.any = bool(self.all)
 
 
-class NativeComposite(Protocol):
-    """Follows the operators that a native library's composite operator calls."""
-
-    thread: int
-
-    def about_to_run(self, call: TensorCall) -> bool: ...
-
-    def about_to_finish(self, call: TensorCall) -> None: ...
-
-    def finished(self, call: TensorCall, result: Any) -> None: ...
-
-
 class SlowPath:
     """Handles any operator."""
 
-    __slots__ = ("__dict__", "home", "next_tick", "waiting")  # the native fast path reads these
+    __slots__ = ("__dict__", "home_thread", "next_tick", "waiting")  # the native fast path reads these
 
     def __init__(
         self,
@@ -137,7 +128,7 @@ class SlowPath:
         self.waited_ns = 0  # in `Own`, for a processor
         self.waiting = 0  # threads waiting for another thread's operator to end
         self.shared = False  # several threads have run operators
-        self.home: int | None = (
+        self.home_thread: int | None = (
             None  # the thread that may use the fast path: the main one, or the first one seen
         )
         self.capturing = False  # a CUDA graph: no eviction, no replay
@@ -147,7 +138,7 @@ class SlowPath:
         """Namespaces with an operator that has kept a tensor: their results may depend on it."""
         self.readings: dict[int, Reading] = {}
         """What operators whose kernels are written in Python have read, by the overload's id."""
-        self.composites: list[NativeComposite] = []
+        self.composites: list[Running] = []
         """Native libraries' composite operators that are running, in any thread."""
 
     def learn(self, func: Any) -> Operator:
@@ -193,7 +184,7 @@ class SlowPath:
             # Some PyTorch functions bypass function modes, and call us with one active.
             with torch._C.DisableTorchFunction():
                 return self.run(operator, func, args, kwargs, entered)
-        if not self.reasons.any and self.device is None and get_ident() != self.home:
+        if not self.reasons.any and self.device is None and get_ident() != self.home_thread:
             self._met_thread()  # not started by Python: TorchScript's `fork`
         if operator.random:  # no draws between capturing the generator's state and the call
             with self.lock:
@@ -284,7 +275,7 @@ class SlowPath:
                 self._hand_out(call.kept)
         return result
 
-    def _own_composites(self) -> list[NativeComposite]:
+    def _own_composites(self) -> list[Running]:
         return [one for one in self.composites if one.thread == get_ident()] if self.composites else []
 
     def call(self, call: TensorCall) -> Any:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
 from typing import Any
 
-Call = Callable[[], None]
+Visit = Callable[[], None]
 
-_awaited: dict[int, tuple[list[Call], CodeType]] = {}
+_awaited: dict[int, tuple[list[Visit], CodeType]] = {}
 """By thread: the pending calls, in order, and the code in which the thread is expected."""
 
 
-def visit(threads: Iterable[int], call: Call) -> list[int]:
+def visit(threads: Iterable[int], call: Visit) -> list[int]:
     """Make each of these other threads call `call` before its next step.
 
     Returns those that can't be reached.
@@ -41,7 +41,7 @@ def visit(threads: Iterable[int], call: Call) -> list[int]:
     return unreached
 
 
-def cancel(thread: int, call: Call) -> bool:
+def cancel(thread: int, call: Visit) -> bool:
     """Cancel a call in a thread. Returns whether it had not been made yet."""
     calls, code = _awaited.get(thread, ([], None))
     if call not in calls:
