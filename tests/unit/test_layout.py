@@ -162,6 +162,24 @@ def test_what_the_overview_names_exists():
     assert [name for name in named if not {*re.split(r"::|\.", name)} <= words | parts] == []
 
 
+def test_files_that_comments_and_design_pages_name_exist():
+    root = PACKAGE.parent
+    folders = ("dtrrun", "tests", "docs", "release")
+    known = [path.as_posix() for folder in folders for path in (root / folder).rglob("*.*")]
+    naming = [
+        *sources(),
+        *PACKAGE.rglob("*.h"),
+        *PACKAGE.rglob("*.cpp"),
+        *(root / "docs/design").glob("*.md"),
+    ]
+    for path in naming:
+        for name in re.findall(r"`([\w./-]+\.(?:py|h|cpp))`", path.read_text()):
+            is_pytorchs = name.startswith(("ATen/", "c10/", "native/cudnn/")) or name == "version.py"
+            assert is_pytorchs or any(one.endswith(f"/{name.lstrip('./')}") for one in known), (
+                f"{path}: {name}"
+            )
+
+
 @pytest.mark.parametrize("part", INJECTED)
 def test_injected_code_needs_no_package_but_torch(part):
     allowed = {"dtrrun", *sys.stdlib_module_names, *INJECTED[part], *(OWN_PATH if part == "boot" else ())}
