@@ -192,6 +192,13 @@ def too_small() -> dict[str, Any]:
     return dict(json.loads(written("--json", [], "--budget", "30MB", SCRIPT, "--steps", "1", status=1)))
 
 
+def peak() -> dict[str, Any]:
+    """The report of `dtrrun peak`."""
+    found = dict(json.loads(written("--json", ["peak"], SCRIPT)))
+    found["holds"]["layers"] = found["timeline"] = None  # which the table does not show
+    return found
+
+
 def kept(snapshot: Snapshot, tables: dict[str, Any]) -> dict[str, Any]:
     """Without what only the machine of the recording has."""
     meta = {key: value for key, value in snapshot.meta.items() if key in OF_PROCESS}
@@ -205,6 +212,7 @@ OF_RUNS: dict[str, Any] = {
     "smoke": smoke,
     "ranks": ranks,
     "too_small": too_small,
+    "peak": peak,
 }
 OF_PAGES: dict[str, Any] = {"run.json": page, "profile.json": curve, "trace.json.gz": trace}
 

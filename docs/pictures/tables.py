@@ -1,4 +1,4 @@
-"""The live table at two widths and the final table as SVG, by dtrrun's own views, from the run in runs.json.
+"""The live table at two widths, the final one and that of the peak as SVG, drawn by our views from runs.json.
 
 `python docs/pictures/tables.py [FOLDER]`. The same run gives the same bytes: pictures change when views do. A
 run that lacks what the views show today has to be recorded anew: `make docs-runs`.
@@ -20,6 +20,7 @@ from rich.text import Text
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
+from dtrrun.views.holding import print_peak
 from dtrrun.views.picture import picture
 from dtrrun.views.rates import Rates
 
@@ -71,11 +72,13 @@ class Terminal(io.StringIO):
 def main(folder: Path) -> None:
     os.environ.update(TERM="xterm-256color", COLORTERM="")
     os.environ.pop("NO_COLOR", None)
-    run = json.loads((HERE / "runs.json").read_text())["shown"]
+    runs = json.loads((HERE / "runs.json").read_text())
+    run = runs["shown"]
     for width in WIDTHS:
         lines = [prompt(run), *run["output"], *live(run, width)]
         save(folder / f"live-{width}.svg", lines, width)
     save(folder / "final-80.svg", final(run, 80), 80)
+    save(folder / "peak-80.svg", at_peak(runs["peak"], 80), 80)
 
 
 def prompt(run: dict[str, Any]) -> str:
@@ -101,6 +104,13 @@ def final(run: dict[str, Any], width: int) -> list[str]:
     stream = Terminal()
     print_final(run["report"], stream, width=width)
     return stream.getvalue().splitlines()
+
+
+def at_peak(report: dict[str, Any], width: int) -> list[str]:
+    """What `dtrrun peak` prints."""
+    stream = Terminal()
+    print_peak(report, stream, width=width)
+    return [f"$ dtrrun peak {report['command'][-1]}", *stream.getvalue().splitlines()]
 
 
 def save(path: Path, lines: list[str], width: int) -> None:

@@ -22,7 +22,7 @@ from tests.pictures.__main__ import digests
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 SCRIPTS = {
-    "tables.py": {"live-80.svg", "live-120.svg", "final-80.svg"},
+    "tables.py": {"live-80.svg", "live-120.svg", "final-80.svg", "peak-80.svg"},
     "drawings.py": {"idea.svg", "how-chain.svg", "how-versions.svg", "how-time.svg"},
     "curves.py": {"slowdown.svg", "theory-trace.svg"},
 }
