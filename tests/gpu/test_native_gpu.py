@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dtrrun
+from dtrrun.runtime.cuda.interposer import CudaInterposer
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -164,3 +165,14 @@ def test_operators_of_two_threads_at_once(hasty):
         for operation in made:
             func, *_ = operation.recorded
             assert operation.signature.operator.described == repr(func)
+
+
+def test_first_calls_are_measured_by_statistics_where_the_allocator_does_not_tell_of_blocks(monkeypatch):
+    monkeypatch.setattr(CudaInterposer, "metering", lambda self: 2)
+    with dtrrun.budget(None, device=DEVICE) as session:
+        x = torch.ones(256, 256, device=DEVICE)
+        for n in range(3):
+            x[n:] * 2
+        found = [one for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"]
+        assert [one.output_bytes for one in found] == [256 << 10, 255 << 10, 254 << 10]
+        assert session.interposer.native_calls["aten.mul"] >= 2
