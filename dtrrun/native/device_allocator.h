@@ -42,7 +42,9 @@ class FreeMemoryCallback {
 namespace dtrrun {
 
 // PyTorch has one allocator for all GPUs, and no hook for refused requests. So its `allocate` is replaced in a copy of its
-// vtable, permanently: code that replaces it later may keep a pointer to ours.
+// vtable, permanently: code that replaces it later may keep a pointer to ours. An object of ours in the place of the allocator
+// (`c10::cuda::CUDACachingAllocator::allocator` is a pointer to it) would be less safe: it would have to pass on each of its virtual
+// functions, of which there are other ones in each version of PyTorch, and code that has the allocator's address would not reach it.
 class DeviceAllocator {
  public:
   static void watch(c10::DeviceType type) {
