@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dtrrun.runtime.compiled.generated import MET
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
 
@@ -48,6 +49,7 @@ class Holder(NamedTuple):
     by_graph: bool = False  # only what autograd has saved for the variable's backward pass
     of_optimizer: bool = False  # a variable of an optimizer's step
     of_library: bool = False  # a variable of a function that is not the program's
+    generated: bool = False  # by torch.compile
 
     def __str__(self) -> str:
         graph = "the graph of " if self.by_graph else ""
@@ -277,9 +279,16 @@ def _frames(traceback: TracebackType | None) -> tuple[list[_Found], list[_Found]
         code = frame.f_code
         function = "" if code.co_name == "<module>" else f"in {code.co_name} "
         place = f"{function}at {basename(code.co_filename)}:{frame.f_lineno}"
-        foreign = _is_library(code.co_filename)
-        optimizes = module.startswith(OPTIMIZERS)
-        holder = Holder("", place, container=False, of_optimizer=optimizes, of_library=foreign)
+        generated = MET in frame.f_globals
+        foreign = generated or _is_library(code.co_filename)
+        holder = Holder(
+            "",
+            place,
+            container=False,
+            of_optimizer=module.startswith(OPTIMIZERS),
+            of_library=foreign,
+            generated=generated,
+        )
         (of_libraries if foreign else own).extend(_locals(frame, holder))
     return own, of_libraries
 

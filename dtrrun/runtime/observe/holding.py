@@ -150,15 +150,16 @@ def _by_holder(one: Any, holder: Holder | None, now: Now, in_use: Collection[int
         return words.TEMPORARIES
     if one.escaped and one.pin not in COMPUTED:
         return words.GIVEN
+    # What a compiled backward pass has taken over from the graph, or a node in C++ that Python does not see.
+    unseen = holder is None or holder.generated
+    if unseen and not saved and in_backward() and is_new and not now.is_backward(one):
+        return words.SAVED
     if holder is not None:
-        # What a function of a library or of a backward pass has is on its way.
-        passing = is_new and (holder.of_library or (now.is_backward(one) and not holder.container))
-        return words.TEMPORARIES if passing else words.KEPT
+        # What a function of a library has, or one in a backward pass, is on its way.
+        passing = holder.of_library or (is_new and now.is_backward(one))
+        return words.TEMPORARIES if passing and not holder.container else words.KEPT
     if saved:
         return words.SAVED if is_new else words.KEPT
-    # No variable and no graph that Python sees has it: a node in C++, or what is under way.
-    if in_backward() and not now.is_backward(one) and is_new:
-        return words.SAVED
     return words.TEMPORARIES
 
 
