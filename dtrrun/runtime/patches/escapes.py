@@ -26,8 +26,8 @@ from dtrrun.runtime.patches.passing import (
 )
 from dtrrun.runtime.patches.registry import Function, Patches, caller
 
-READS = ("__repr__", "tolist", "__reduce_ex__", "__format__")
-"""These read the memory while they run (`repr` through operators, but with all modes disabled)."""
+READS = ("tolist", "__reduce_ex__")
+"""These read the memory while they run."""
 
 NUMBERS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
 """These read one element through an operator.
