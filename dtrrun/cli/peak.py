@@ -32,6 +32,10 @@ dtrrun peak --budget 8GB train.py    (where the program does not fit)
 """
 
 AGAIN = "the program came to its peak only once: running it again, to look at that moment"
+UNFIT = (
+    "the program failed before its peak was seen; if it does not fit, run it inside a budget meanwhile, as "
+    "with dtrrun peak --budget 90% train.py"
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ def _look(run: _Run, settings: RuntimeSettings) -> int:
         if not settings.quiet:
             say(AGAIN)
         status = run.once(replace(settings, peak_bytes=run.most_bytes))
+    if status and not run.seen and run.most_bytes:
+        say(UNFIT)
     if run.seen or status:
         return status
     say("error: the peak was not seen: the program did not take as much memory again")

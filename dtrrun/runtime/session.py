@@ -715,7 +715,7 @@ class Session:
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)
         over = self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps
-        if over or (self.settings.peak_only and self._at_peak is not None and self._at_peak.done):
+        if over or (self.settings.peak_only and self._at_peak is not None and self._at_peak.over):
             self._publish()
             end_script(0)
 

@@ -7,6 +7,7 @@ modules, and when as much memory is taken again, there is one look at the progra
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from dtrrun.runtime.observe import holding, plan
@@ -26,6 +27,8 @@ LOOKS = 8
 """So many in a step at most."""
 STEPS = 6
 """In so many steps at most, a look is tried."""
+TOGETHER = 4
+"""After how many steps several processes of a program end."""
 PLACES = 150
 """How many places the report has."""
 WHO = "peak"
@@ -52,6 +55,16 @@ class AtPeak:
     def table(self) -> Facts:
         """What the report has: without a look, only how much memory was taken at most."""
         return {"most_bytes": max([*self._peaks, self._callers.notes.most]), "found": self.found}
+
+    @property
+    def over(self) -> bool:
+        """Whether the script may end: not before what it takes is known.
+
+        Processes that wait for each other have to end at the same step, whatever each has seen.
+        """
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            return self.done
+        return self._session.steps.count >= TOGETHER * max(self._session.optimizers(), 1)
 
     def install(self) -> None:
         self._callers.notes.look = self._look

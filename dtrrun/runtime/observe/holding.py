@@ -115,11 +115,13 @@ def hold(ledger: Ledger, now: Now, program: Program, longest_ns: int = LONGEST_N
             classes[one.key] = name
         elif one.key in savers and one.age >= now.began and not _is_batch(one, now):
             classes[one.key] = words.SAVED
+        elif one.key in in_use and one.age >= now.began and not _is_batch(one, now):
+            classes[one.key] = words.TEMPORARIES
     wanted = {one.key for one in versions if one.key not in classes} | also
     holders = Search(wanted, ledger.key_of, longest_ns).run(traceback) if wanted else {}
     for one in versions:
         if one.key not in classes:
-            classes[one.key] = _by_holder(one, holders.get(one.key), now, in_use, one.key in savers)
+            classes[one.key] = _by_holder(one, holders.get(one.key), now, one.key in savers)
     return Held(versions, classes, holders, savers)
 
 
@@ -140,14 +142,12 @@ def _is_batch(one: Any, now: Now) -> bool:
     return one.age < now.first_module or (one.operation is None and one.pin not in COMPUTED)
 
 
-def _by_holder(one: Any, holder: Holder | None, now: Now, in_use: Collection[int], saved: bool) -> str:
+def _by_holder(one: Any, holder: Holder | None, now: Now, saved: bool) -> str:
     if holder is not None and holder.of_optimizer:
         return words.TEMPORARIES
     is_new = one.age >= now.began
     if _is_batch(one, now) and not (holder is not None and holder.container):
         return words.BATCH
-    if one.key in in_use and is_new:
-        return words.TEMPORARIES
     if one.escaped and one.pin not in COMPUTED:
         return words.GIVEN
     # What a compiled backward pass has taken over from the graph, or a node in C++ that Python does not see.
