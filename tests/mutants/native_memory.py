@@ -158,7 +158,8 @@ native(
 )
 native(
     "mutation", "core/mutation.h",
-    ("no weight is worth a copy", "return constant->copy || («wants(constant)» && make(constant));", "false",
+    ("no weight is worth a copy",
+     "return constant->copy || ((«wants(constant)» || must(constant)) && make(constant));", "false",
      "hazards_constants::a_graph_that_is_held_while_its_weights_change_stays_recomputable"),
 )
 native(

@@ -58,7 +58,7 @@ native(
     ("a mutation gets no version",
      "«version = recipes_.supersede(version.get(), operation, call.cost);»", "",
      "hazards_mutation::foreach_operators hazards_mutation::out_arguments"),
-    ("a mutated constant has no new version", "} else if («version->used») {", "false",
+    ("a mutated constant has no new version", "} else if («version->used && !version->away») {", "false",
      "hazards_mutation::weights_change_while_what_they_made_is_evicted "
      "hazards_constants::mutation_of_a_buffer_on_the_short_cut"),
     ("running statistics get no later version",
