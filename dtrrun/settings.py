@@ -170,6 +170,14 @@ class RuntimeSettings:
         BUDGET,
         "error",
     )
+    host_budget: str = option(
+        "How much weights, gradients and optimizer state may take outside of the device, once nothing else "
+        "can be evicted: 20GB of pinned memory for a GPU; 20GB:FOLDER of a file in that folder for a budget "
+        "on the CPU; none; or half of what is free for a GPU, and none on the CPU (auto).",
+        BUDGET,
+        "auto",
+        read=values.host_budget,
+    )
     compile: Compile = option(
         "What torch.compile does: compile, with each generated kernel as an operator (auto), or nothing, so "
         "that everything runs eagerly (eager).",

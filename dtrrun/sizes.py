@@ -44,6 +44,16 @@ def parse_size(text: str, whole: Callable[[], int] | None = None) -> int:
     return size
 
 
+AUTO_HOST, NO_HOST = "auto", "none"
+"""Values of `--host-budget` that are no size."""
+
+
+def parse_host(text: str) -> tuple[int, str]:
+    """Return the bytes and the folder, perhaps "", of another value of `--host-budget`."""
+    size, _, folder = text.partition(":")
+    return parse_size(size), folder
+
+
 def as_bytes(size: int | str | None) -> int | None:
     """Parse a budget given to a function: bytes, text such as "200MB", or None for no limit.
 

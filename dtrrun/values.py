@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from dtrrun.core.heuristics import ABLATION_NAMES, AUTO, HEURISTIC_NAMES, check_heuristic
-from dtrrun.sizes import parse_size
+from dtrrun.sizes import AUTO_HOST, NO_HOST, parse_size
 
 PAPER = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps", "random")
 """The heuristics of the paper's Fig. 2."""
@@ -202,6 +202,23 @@ def amount(text: str) -> str:
     """A size, or a percentage of an amount known only later. Returns the text unchanged."""
     parse_size(text, lambda: 1 << 40)
     return text
+
+
+@reader("SIZE[:FOLDER]")
+def host_budget(text: str) -> str:
+    """auto, none, or a size with or without a folder. Returns the text with the folder's absolute path."""
+    if text in (AUTO_HOST, NO_HOST):
+        return text
+    size, colon, folder = text.partition(":")
+    parse_size(size)
+    if not colon:
+        return size
+    if not folder:
+        raise ValueError(f"{text!r} names no folder after the colon")
+    path = os.path.abspath(os.path.expanduser(folder))
+    if not os.path.isdir(path):
+        raise ValueError(f"{folder!r} is not a folder")
+    return f"{size}:{path}"
 
 
 @reader("NAME[,NAME...]")

@@ -70,6 +70,7 @@ class PythonBackend : public Backend {
     Ref name = of == nullptr ? checked(PyUnicode_FromString(other)) : attribute(operator_of(of), "name");
     checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), name.get()));
   }
+  void constants_leave() override { checked(PyObject_CallMethod(part("eviction").get(), "constants_leave", nullptr)); }
   bool exceeds() override {
     return checked(PyObject_CallMethod(part("eviction").get(), "exceeds", nullptr)).get() == Py_True;
   }

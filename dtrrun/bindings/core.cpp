@@ -58,7 +58,17 @@ PyObject* living(PyObject*, PyObject*) {
 
 PyObject* key_of_storage(PyObject*, PyObject* storage) { return PyLong_FromVoidPtr(storage); }
 
+PyObject* open_host(PyObject*, PyObject* args) {
+  PyObject* ledger;
+  long long most_bytes;
+  double ns_out, ns_in;
+  if (!PyArg_ParseTuple(args, "OLdd", &ledger, &most_bytes, &ns_out, &ns_in)) return nullptr;
+  return done([&] { core_of(ledger).ledger.tier = std::make_shared<StandInTier>(most_bytes, ns_out, ns_in, /*modelled=*/true); });
+}
+
 PyMethodDef methods[] = {
+    {"open_host", open_host, METH_VARARGS,
+     "open_host(ledger, most_bytes, ns_out, ns_in): let constants leave for the host, at these times in ns for each byte."},
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
     {nullptr, nullptr, 0, nullptr},

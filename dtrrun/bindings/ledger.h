@@ -275,6 +275,18 @@ inline PyObject* walk_mutated(PyObject* self, PyObject* args) {
   });
 }
 
+// Returns None without a host tier.
+inline PyObject* host_figures(PyObject* self, void*) {
+  const HostTier* tier = core_of(self).ledger.tier.get();
+  if (tier == nullptr) return Ref::copy(Py_None).release();
+  auto ns = [](const HostTier::Traffic& way) { return static_cast<long long>(way.ns_per_byte * static_cast<double>(way.nbytes)); };
+  return Py_BuildValue("{sLsLsLsLsLsLsLsLsL}", "most_bytes", static_cast<long long>(tier->most_bytes), "bytes",
+                       static_cast<long long>(tier->nbytes), "peak_bytes", static_cast<long long>(tier->peak_bytes), "copies_out",
+                       static_cast<long long>(tier->out().copies), "bytes_out", static_cast<long long>(tier->out().nbytes),
+                       "out_ns", ns(tier->out()), "copies_in", static_cast<long long>(tier->in().copies), "bytes_in",
+                       static_cast<long long>(tier->in().nbytes), "in_ns", ns(tier->in()));
+}
+
 inline PyTypeObject* make_ledger_type(const std::string& module) {
   using L = LedgerObject;
   static PyMethodDef methods[] = {
@@ -292,6 +304,12 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          return done([&] { core_of(self).ledger.keep_copy(native_node(version), as_storage(storage)); });
        }, METH_VARARGS,
        "keep_copy(version, storage): a copy of a constant that is about to change, as long as some recipe reads this version."},
+      {"changes", [](PyObject* self, PyObject* version) -> PyObject* {
+         return done([&] { Ledger::changes(native_node(version)); });
+       }, METH_O, "A version is about to be written to, or to change its size: drop its copy on the host."},
+      {"let_constants_leave", [](PyObject* self, PyObject*) -> PyObject* {
+         return done([&] { core_of(self).ledger.let_constants_leave(); });
+       }, METH_NOARGS, "Let constants leave for the host from now on, instead of once nothing else could make room."},
       {"restored", of_version<&Ledger::restored>, METH_O, "An evicted version of the program has its memory again."},
       {"use_copy", of_version<&Ledger::use_copy>, METH_O,
        "Another version has the storage of this one, which has its copy instead, if there is one."},
@@ -350,7 +368,10 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
       DTRRUN_FIGURE(recomputed_cost),
       DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(limit), DTRRUN_FIGURE(least_bytes),
+      DTRRUN_FIGURE(least_copy_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},
+      {"left_bytes", get_figure<&Ledger::left_bytes>, nullptr, nullptr, nullptr},
+      {"left_peak_bytes", get_figure<&Ledger::left_peak_bytes>, nullptr, nullptr, nullptr},
       {"decisions", get_figure<&Ledger::decisions>, nullptr, nullptr, nullptr},
       {"digest", [](PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).ledger.digest); }, nullptr, nullptr,
        nullptr},
@@ -370,6 +391,9 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          budget = -1;
          return 0;
        }, nullptr, nullptr},
+      {"constants_leave", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.constants_leave); }, nullptr, nullptr,
+       nullptr},
+      {"host", host_figures, nullptr, nullptr, nullptr},
       {"policy", [](PyObject* self, void*) { return Ref::copy(or_none(as_ledger(self)->policy)).release(); },
        [](PyObject* self, PyObject* value, void*) {
          if (value == nullptr || Py_TYPE(value) != policy_type) {

@@ -333,6 +333,7 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
       {"used", T_BOOL, NODE + offsetof(Version, used), 0, nullptr},
       {"escaped", T_BOOL, NODE + offsetof(Version, escaped), 0, nullptr},
       {"away", T_BOOL, NODE + offsetof(Version, away), 0, nullptr},
+      {"fixed", T_BOOL, NODE + offsetof(Version, fixed), 0, nullptr},
       {"fingerprint", T_OBJECT, offsetof(V, fingerprint), 0, nullptr},
       {"uses", T_OBJECT, offsetof(V, uses), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
@@ -358,6 +359,7 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
        nullptr, nullptr},
       {"copy", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->copy).release(); }); }, nullptr,
        nullptr, nullptr},
+      {"has_left", [](PyObject* self, void*) { return PyBool_FromLong(node_of(self)->has_left()); }, nullptr, nullptr, nullptr},
       {"dependents", dependents_of_version, nullptr, nullptr, nullptr},
       {"pool_id",
        [](PyObject* self, void*) -> PyObject* {

@@ -135,6 +135,8 @@ inline PyTypeObject* make_eviction_type(const std::string& module) {
        }, METH_O, "Evict until at most so many bytes are resident. Returns False if nothing is left to evict."},
       {"may_be_evicted", with_version<&Core::eviction, &Eviction::may_be_evicted>, METH_O,
        "Return whether a version may be evicted, provided that its recipe can be secured."},
+      {"could_leave", with_version<&Core::eviction, &Eviction::could_leave>, METH_O,
+       "Return whether a constant, locked or not, may leave for the host: only operators can reach its memory."},
       {"evict_if_possible", with_version<&Core::eviction, &Eviction::evict_if_possible>, METH_O,
        "Evict this version, whatever its score. Returns whether that was possible."},
       {nullptr, nullptr, 0, nullptr},

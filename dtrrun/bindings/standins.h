@@ -67,6 +67,18 @@ inline bool has_stand_in(const StandInVersion* one) {
   return one->watch == nullptr ? one->content != nullptr : PyWeakref_GetObject(one->watch) != Py_None;
 }
 
+// A host tier in which nothing is copied.
+class StandInTier final : public HostTier {
+ public:
+  using HostTier::HostTier;
+
+ protected:
+  int64_t size_of(Storage* storage) const override { return as_content(storage)->nbytes; }
+  std::optional<int64_t> write(Storage*, int64_t) override { return 0; }
+  void read(int64_t, int64_t, Storage*) override {}
+  void release(int64_t, int64_t) override {}
+};
+
 class StandIns final : public PythonBackend {
  public:
   explicit StandIns(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}

@@ -30,7 +30,7 @@ from dtrrun.profiling.variation import Variation
 from dtrrun.profiling.vary import parse_range, parse_template, with_value
 from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import PORTFOLIO
-from dtrrun.sizes import format_size, parse_size
+from dtrrun.sizes import NO_HOST, format_size, parse_size
 from dtrrun.values import Reader
 from dtrrun.views.markdown import of_profile
 from dtrrun.views.profile import Bar, print_profile
@@ -127,6 +127,7 @@ def profile(given: Profile, target: Sequence[str]) -> int:
         cost="measured",
         costs=None,
         over_budget="error",
+        host_budget=NO_HOST,  # a budget is to work by recomputation
         max_slowdown=None,
         on_thrash="warn",
         verify=False,

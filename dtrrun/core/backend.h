@@ -115,6 +115,10 @@ class Backend : public Program {
 
   // -- observers --
 
+  // Copies a constant back from the host to its storage, which has been emptied. There is room for it.
+  virtual void bring(const HostCopy& copy, Storage* emptied) { copy.tier->bring(copy, emptied); }
+  // Called when the first constant is about to leave for the host.
+  virtual void constants_leave() {}
   // Called when an operator's reservation and locks have been released.
   virtual void room_given_back() {}
   virtual void changes(Change, Version*, Pin /*why*/, bool /*escapes*/) {}

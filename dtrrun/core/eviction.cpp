@@ -1,5 +1,7 @@
 #include "eviction.h"
 
+#include <cmath>
+
 namespace dtrrun {
 
 bool Eviction::try_room(int64_t nbytes) {
@@ -20,12 +22,15 @@ bool Eviction::evict_to(int64_t most) {
     int64_t began = ledger_.backend.begins();
     VersionRef victim(ledger_.policy->select(ledger_.clock, [&](Node* node) { return may_be_evicted(as_version(node)); }));
     if (began != 0) ledger_.backend.searched(victim.get(), began);
+    VersionRef constant = constant_in_place_of(victim.get());
+    if (constant && send(constant.get())) continue;
     if (victim) {
       StorageRef storage = ledger_.backend.storage_of(victim.get());  // keeps it alive while its recipe is secured
       if (recipes_.secure(victim.get())) evict(victim.get(), storage);  // otherwise it is a constant now
     } else if (ledger_.some_died()) {
       ledger_.collect_dead();
     } else if (most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: it would not fit into empty memory
+      if (let_constants_leave(most)) continue;
       done = false;
       break;
     }
@@ -35,6 +40,7 @@ bool Eviction::evict_to(int64_t most) {
 }
 
 bool Eviction::evict_if_possible(Version* one) {
+  if (one->constant()) return may_leave(one) && send(one);
   StorageRef storage = ledger_.backend.storage_of(one);
   if (!may_be_evicted(one) || !recipes_.secure(one)) return false;
   evict(one, storage);
@@ -60,6 +66,71 @@ void Eviction::evict(Version* one, const StorageRef& storage) {
   }
   ledger_.freed(one->nbytes);
   if (began != 0) ledger_.backend.evicted(one, began);
+}
+
+// -- the host --------------------------------------------------------------------------------------------------
+
+bool Eviction::could_leave(const Version* one) const {
+  static const std::unordered_set<Pin> stay{pins::FOREIGN_MEMORY, pins::HANDED_OUT, pins::OTHER_DEVICE,      pins::PINNED,
+                                            pins::READ_UNSEEN,    pins::SHARED,     pins::SHARED_BY_THREADS, pins::UNINITIALISED};
+  if (!Constants::has(one) || !one->resident || one->escaped || one->fixed || one->away || one->scratch || one->copy) return false;
+  return stay.count(one->pin) == 0 && ledger_.backend.has_storage(one);
+}
+
+VersionRef Eviction::constant_in_place_of(Version* other) {
+  VersionRef best;
+  if (ledger_.constants.size() == 0) return best;
+  double least = HUGE_VAL;
+  if (other != nullptr) least = ledger_.policy->price(other, ledger_.clock) / static_cast<double>(other->nbytes);
+  each_that_may_leave([&](Version* one) {
+    double score = price_of_leaving(one) / static_cast<double>(one->nbytes);
+    if (score >= least) return;
+    least = score;
+    best = VersionRef(one);
+  });
+  return best;
+}
+
+bool Eviction::send(Version* one) {
+  StorageRef storage = ledger_.backend.storage_of(one);
+  if (!storage) return false;  // it has just died
+  if (!one->host) {
+    if (!make_room_on_host(one->nbytes)) return false;
+    one->host = ledger_.tier->send(storage.get());
+    if (!one->host) return false;
+  }
+  one->host->last_access = one->last_access;
+  ledger_.backend.take_fingerprint(one);
+  ledger_.emptied(one);
+  ledger_.backend.empty(storage.get());
+  ledger_.freed(one->nbytes);
+  return true;
+}
+
+bool Eviction::make_room_on_host(int64_t nbytes) const {
+  HostTier& tier = *ledger_.tier;
+  if (tier.has_room(nbytes)) return true;
+  ledger_.constants.each([&](Version* one) {
+    if (one->resident && !tier.has_room(nbytes)) one->host.reset();
+  });
+  return tier.has_room(nbytes);
+}
+
+bool Eviction::let_constants_leave(int64_t most) {
+  if (!ledger_.tier || ledger_.constants_leave || most <= 0) return false;
+  ledger_.let_constants_leave();
+  if (!constant_in_place_of(nullptr)) return false;
+  ledger_.backend.constants_leave();
+  return true;
+}
+
+void Eviction::bring_back(Version* one) {
+  make_room(one->nbytes, nullptr, "a tensor that comes back from the host");
+  StorageRef storage = ledger_.backend.storage_of(one);
+  if (one->resident || !storage) return;
+  ledger_.backend.bring(*one->host, storage.get());
+  one->period = std::max<int64_t>(ledger_.clock - one->host->last_access, 1);
+  ledger_.restored(one);
 }
 
 }  // namespace dtrrun

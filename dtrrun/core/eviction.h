@@ -1,4 +1,4 @@
-// The eviction loop (paper, Sec. 2 and App. C.4).
+// The eviction loop (paper, Sec. 2 and App. C.4), and how constants leave for the host and return.
 #pragma once
 
 #include "deallocation.h"
@@ -43,11 +43,46 @@ class Eviction {
   // Evicts this version, whatever its score. Returns whether that was possible.
   bool evict_if_possible(Version* one);
 
+  // Returns whether a constant may leave for the host if there is a place for it: only operators can reach its memory.
+  bool may_leave(const Version* one) const { return one->locks == 0 && could_leave(one); }
+  // The same, whether it is locked or not.
+  bool could_leave(const Version* one) const;
+  // What it costs, in ns, to bring a constant back, and before that to copy it out if there is no copy.
+  int64_t cost_of_leaving(const Version* one) const { return ledger_.tier->cost(one->nbytes, one->host != nullptr); }
+  // Like `Policy::price`, for a constant that leaves.
+  double price_of_leaving(const Version* one) const {
+    // It is used again once as much time has passed as between its uses before. Later than that, nothing is known.
+    int64_t since = ledger_.clock - one->last_access, until = one->period == 0 ? since : std::abs(one->period - since);
+    return ledger_.policy->score_of(cost_of_leaving(one), 1, std::max<int64_t>(until, 1));
+  }
+  // Calls function(constant) for each that may leave and for which there may be a place.
+  template <class Function>
+  void each_that_may_leave(const Function& function) const {
+    ledger_.constants.each([&](Version* one) {
+      if (may_leave(one) && (one->host || ledger_.tier->may_have_room(one->nbytes))) function(one);
+    });
+  }
+  // Brings back a constant that has left, and that the caller has locked. Raises the budget error.
+  void bring_back(Version* one);
+
  private:
   bool fits(int64_t nbytes) const { return ledger_.resident_bytes + nbytes <= ledger_.limit; }
 
   // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or empty.
   void evict(Version* one, const StorageRef& storage);
+
+  // -- the host --
+
+  // Returns the constant to send to the host instead of evicting this version, which may be null: the one whose absence costs least
+  // for each byte and for the time until its next use, if that is less than what recomputing costs.
+  VersionRef constant_in_place_of(Version* other);
+  // Copies a constant to the host, unless there is a copy, and frees its memory. Returns whether that was possible.
+  bool send(Version* one);
+  // Nothing else could make room: constants may leave from now on. most: 0 if all is to be evicted, which is not worth that. Returns
+  // whether one can.
+  bool let_constants_leave(int64_t most);
+  // Gives up copies of constants that are in memory, until there is a place for this many bytes. Returns whether there is.
+  bool make_room_on_host(int64_t nbytes) const;
 
   Ledger& ledger_;
   Recipes& recipes_;

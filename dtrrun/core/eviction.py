@@ -29,6 +29,8 @@ class Eviction:
     """Evict until at most this many bytes are resident. Returns False if nothing is left to evict."""
     may_be_evicted: Callable[[Version], bool]
     """Return whether a version may be evicted, provided that its recipe can be secured."""
+    could_leave: Callable[[Version], bool]
+    """Return whether a constant, locked or not, may leave for the host: only operators reach its memory."""
     evict_if_possible: Callable[[Version], bool]
     """Evict this version, whatever its score. Returns whether that was possible."""
 
@@ -53,6 +55,7 @@ class Eviction:
         self.exceeded_by = ""  # the operator for which the limit was raised last
         self.reach = -1  # on a GPU: what tensors could use without fragmentation
         self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; has it grown?
+        self.constants_leave: Callable[[], None] = lambda: None  # called when the first one is about to
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget.
@@ -115,7 +118,8 @@ class Eviction:
         pinned: dict[str, int] = {}
         for version in (*ledger.versions.values(), *ledger.scratch):
             if version.resident and (version.locks or version.operation is None):
-                constant = version.operation is None  # it stays whether it is in use or not
+                # Such a constant stays whether it is in use or not.
+                constant = version.operation is None and not self.could_leave(version)
                 reason = version.pin or "constant" if constant else "in use by the operator"
                 pinned[reason] = pinned.get(reason, 0) + version.nbytes
         for reason, nbytes in ledger.pinned_blocks().items():

@@ -109,7 +109,9 @@ class Foreign:
         first, last = region.span
         overlapping = []
         for key, other in regions.items():
-            if other.span[0] < last and first < other.span[1] and other.origin() is not None:
+            if not (other.span[0] < last and first < other.span[1]) or (storage := other.origin()) is None:
+                continue
+            if memory.span_of(storage) == other.span:  # otherwise it has been on the host since
                 region.usable = False
                 overlapping.append(self._ledger.versions[key])
         regions[version.key] = region

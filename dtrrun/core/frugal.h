@@ -16,8 +16,9 @@ namespace dtrrun {
 // Returns false if some operation that must run again for the targets can't, even with everything else evicted.
 inline bool fits_one_by_one(const Ledger& ledger, const std::vector<VersionRef>& targets) {
   int64_t room = ledger.limit - ledger.reserved_bytes - ledger.resident_bytes;
+  auto stays = [&](const Version* one) { return one->constant() && !(ledger.tier && Constants::has(one)); };
   auto count = [&](const Version* one) {
-    if (one->resident && !one->constant()) room += one->nbytes;
+    if (one->resident && !stays(one)) room += one->nbytes;
   };
   for (const Version* one : ledger.versions.all()) count(one);
   for (const VersionRef& one : ledger.scratch.all()) count(one.get());
@@ -35,7 +36,7 @@ inline bool fits_one_by_one(const Ledger& ledger, const std::vector<VersionRef>&
     std::unordered_set<const Version*> read;
     for (Node* node : *maker) {
       const Version* source = as_version(node);
-      if (source->constant() || !read.insert(source).second) continue;
+      if (stays(source) || !read.insert(source).second) continue;
       need += source->nbytes;
       if (!source->resident && seen.insert(source).second) pending.push_back(source);
     }
@@ -150,14 +151,14 @@ class FrugalRun {
   // Runs the present step of the last plan, or plans for what it lacks. Returns false if it can't be run.
   bool go_on(Step& step) {
     if (!step.maker) {
-      if (!lock_inputs(step)) return plan_again(step);
+      if (!has_inputs(step)) return plan_again(step);
       plans_.back().place++;
       return true;
     }
     Recorded* maker = step.maker.get();
     if (VersionRef wanted = missing_of(step)) {
       if (maker_of(wanted.get()) != maker) return false;
-      if (!lock_inputs(step)) return plan_again(step);
+      if (!has_inputs(step)) return plan_again(step);
       if (left_ == 0) return false;
       left_--;
       make_room(step);
@@ -187,6 +188,29 @@ class FrugalRun {
         complete = false;
     });
     return complete;
+  }
+  // Locks a step's inputs. If only constants that have left for the host are missing, brings them back. Returns whether all inputs
+  // are in memory.
+  bool has_inputs(const Step& step) {
+    if (lock_inputs(step)) return true;
+    bool lacks_others = false;
+    step.each_input([&](const Version* source) { lacks_others = lacks_others || (!source->resident && !source->has_left()); });
+    if (lacks_others) return false;
+    step.each_input([&](Version* source) {
+      if (source->resident) return;
+      make_room_for(source->nbytes, step);
+      VersionRef kept(source);
+      source->locks++;
+      try {
+        eviction_.bring_back(source);
+      } catch (...) {
+        source->locks--;
+        throw;
+      }
+      source->locks--;
+      if (source->resident) lock(source);
+    });
+    return lock_inputs(step);
   }
   // Runs an operation whose inputs are locked, without a workspace if there is too little room. Returns false if an input has gone.
   bool run(Version* wanted, Recorded* maker) {
@@ -226,7 +250,7 @@ class FrugalRun {
     std::vector<Version*> pending;
     std::unordered_set<const Version*> seen;
     step.each_input([&](Version* source) {
-      if (source->resident) return;
+      if (source->resident || source->has_left()) return;
       pending.push_back(source);
       seen.insert(source);
     });
@@ -244,7 +268,7 @@ class FrugalRun {
         its->each_input([&](Version* source) {
           if (source->resident)
             lock(source);
-          else if (seen.insert(source).second)
+          else if (!source->has_left() && seen.insert(source).second)
             pending.push_back(source);
         });
       }
@@ -271,7 +295,7 @@ class FrugalRun {
       bool waits = false;
       if (step->order == UNORDERED) {
         step->each_input([&](const Version* source) {
-          if (source->resident) return;
+          if (source->resident || source->has_left()) return;
           Step* before = known.at(maker_of(source));
           latest = std::max(latest, before->order);
           if (before->order != UNORDERED) return;
@@ -301,8 +325,8 @@ class FrugalRun {
 
   int64_t needs(const Step& step) const { return recomputer_.needs(step.maker.get(), /*without_workspace=*/false); }
   // Makes room for a step whose inputs are in memory, if that is possible. Otherwise its run reports what does not fit.
-  void make_room(const Step& step) {
-    int64_t need = needs(step);
+  void make_room(const Step& step) { make_room_for(needs(step), step); }
+  void make_room_for(int64_t need, const Step& step) {
     while (!eviction_.try_room(need)) {
       int64_t excess = ledger_.resident_bytes + ledger_.reserved_bytes + need - ledger_.limit;
       if (!give_up(excess, step)) return;
@@ -352,13 +376,16 @@ class FrugalRun {
     }
     return chosen != 0;
   }
-  bool may_go(const Version* one) const { return one->locks == 1 && !one->constant() && one->nbytes >= ledger_.least_bytes; }
+  bool may_go(const Version* one) const {
+    if (one->locks != 1) return false;
+    return one->constant() ? eviction_.could_leave(one) : one->nbytes >= ledger_.least_bytes;
+  }
   // Returns roughly what recomputing a version costs, as of when it was made or found.
   int64_t cost_of(Version* version) {
     auto& [cost, age] = costs_[version];
     if (age == version->age) return cost;
     age = version->age;
-    cost = 0;
+    cost = version->constant() ? eviction_.cost_of_leaving(version) : 0;
     std::unordered_set<const Version*> seen{version};
     std::vector<const Version*> stack{version};
     while (!stack.empty()) {

@@ -33,9 +33,11 @@ class Version:
     pin: str | None  # why it can't be evicted
     escaped: bool  # other code may write to the memory unnoticed, now or later
     away: bool  # a constant whose content the program has taken away, and will bring back
+    fixed: bool  # the memory must stay where it is, though nothing else writes to it
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe has read it
     scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since
+    has_left: bool  # it has no memory, but can be brought back from the host
     copy: Any  # copy of a constant that is about to change, for use once it is superseded
     dependents: list[Version] | None  # those whose recipes are known to need this; None if none is noted
     extent: int  # bytes of the storage that its first tensor reaches, -1 for all (only set under verify)

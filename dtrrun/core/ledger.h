@@ -18,9 +18,10 @@ constexpr int LOOK_SHIFT = 4;               // check the heap once a sixteenth o
 constexpr int64_t LOOK_BYTES = 4 << 20;     // but at least this much
 
 // The decisions recorded about a run. HELD: memory was recomputed for a version that the program does not have. DROPPED: that
-// memory was freed. PINNED: a resident version has lost its recipe, so it stays. LOST: a version that is not in memory has lost its
-// recipe. REFUSED: a number of bytes did not fit; no version is involved.
-enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, PINNED, LOST, REFUSED };
+// memory was freed. PINNED: a resident version has lost its recipe. LOST: a version that is not in memory has lost its
+// recipe. REFUSED: a number of bytes did not fit; no version is involved. LEFT: a constant was copied to the host and lost its memory.
+// RETURNED: it has been copied back.
+enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, PINNED, LOST, REFUSED, LEFT, RETURNED };
 
 class Ledger {
  public:
@@ -42,6 +43,7 @@ class Ledger {
   int64_t replaying = 0;       // rematerializations in progress
   int64_t paused = 0;          // nesting depth of requests to disable eviction
   bool some_away = false;  // whether a constant was ever away
+  bool constants_leave = false;  // whether constants may leave for the host: only once nothing else could make room
   bool pressure = false;  // whether memory ever ran short; until then the policy is not notified of anything
   int64_t decisions = 0;
   uint64_t digest = 0;
@@ -51,6 +53,10 @@ class Ledger {
   std::shared_ptr<Debts> debts = std::make_shared<Debts>();
   Versions versions;
   Scratch scratch;
+  std::shared_ptr<HostTier> tier;  // null: constants stay
+  Constants constants;             // empty until some have to leave
+  int64_t least_copy_bytes = 4096;  // smaller constants are not worth a copy on the host
+  int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is on the host
   Backend& backend;
 
   // -- versions --
@@ -69,6 +75,7 @@ class Ledger {
     versions.put(one);
     resident_bytes += one->nbytes;
     note_peak(resident_bytes);
+    if (one->constant()) may_leave(one);
   }
   // Called when memory runs short. The first time, reports everything so far to the policy.
   void begin_pressure() {
@@ -92,6 +99,20 @@ class Ledger {
       }
     }
   }
+  // Called when only constants are left that could make room. From now on they may leave for the host.
+  void let_constants_leave() {
+    if (constants_leave) return;
+    constants_leave = true;
+    for (Version* one : versions.all())
+      if (one->constant()) may_leave(one);
+  }
+  // Adds a constant to those that may leave, if it is the program's and large enough.
+  void may_leave(Version* one) {
+    if (!constants_leave || one->nbytes < least_copy_bytes || Constants::has(one)) return;
+    if (versions.find(one->key) == one) constants.add(one);
+  }
+  // Called when a version is about to be written to: its copy on the host is out of date.
+  static void changes(Version* one) { one->host.reset(); }
   // Returns all versions: those with memory, those whose memory is evicted, and what they were computed from.
   VersionList known() const {
     VersionList found;
@@ -139,14 +160,16 @@ class Ledger {
   }
   // Accounts for a version of the program that is about to lose its memory.
   void emptied(Version* one) {
-    decided(Decision::EMPTIED, one);
+    decided(one->constant() ? Decision::LEFT : Decision::EMPTIED, one);
     one->resident = false;
     resident_bytes -= one->nbytes;
     evicted_bytes += one->nbytes;
+    if (one->constant()) left_peak_bytes = std::max(left_peak_bytes, left_bytes += one->nbytes);
   }
   // Accounts for an evicted version of the program that has its memory back.
   void restored(Version* one) {
-    decided(Decision::RESTORED, one);
+    decided(one->constant() ? Decision::RETURNED : Decision::RESTORED, one);
+    if (one->constant()) left_bytes -= one->nbytes;
     one->resident = true;
     evicted_bytes -= one->nbytes;
     resident_bytes += one->nbytes;
@@ -268,6 +291,8 @@ class Ledger {
 
   // Accounts for a version that was in the table and that the program has released.
   void gone(Version* one) {
+    if (one->constant_place != 0) constants.remove(one);
+    if (one->has_left()) left_bytes -= one->nbytes;
     if (one->scratch) {  // it died while evicted and held by a rematerialization: any memory left is scratch
       evicted_bytes -= one->nbytes;
     } else if (one->resident) {
@@ -278,6 +303,7 @@ class Ledger {
       if (one->used) policy->released(one);  // what depends on it may need it again
     } else {
       evicted_bytes -= one->nbytes;
+      one->host.reset();
       policy->left(one);
       if (one->used) policy->released(one);
     }

@@ -47,6 +47,8 @@ class Ledger:
     step_age: int  # age of the first operator of the present step
     resident_bytes: int  # of the program's tensors and of those that dtrrun holds
     evicted_bytes: int
+    left_bytes: int  # the part of them that has left for the host
+    left_peak_bytes: int
     scratch_bytes: int
     copied_bytes: int
     reserved_bytes: int  # for operators in progress, which other threads may not take
@@ -58,10 +60,13 @@ class Ledger:
     recomputed_cost: int  # the part of `clock` that they are
     collection_due_ns: int  # value of `recomputed_ns` from which making room collects garbage
     least_bytes: int  # smaller storages are not worth a search
+    least_copy_bytes: int  # smaller constants are not worth a copy on the host
     paused: int  # how many times eviction is disabled at present
     limit: int  # what tensors may take
     budget_bytes: int | None
     pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
+    constants_leave: bool  # whether constants may leave for the host: once nothing else could make room
+    host: dict[str, int] | None  # the figures of the host tier (`core/host.h`); made anew each time
     decisions: int  # number of decisions
     digest: int  # of the decisions: two runs of a program decide alike if both are equal
     policy: Policy
@@ -79,9 +84,9 @@ class Ledger:
     dtr: Any  # the `core.dtr.DTR` of which this is a part
 
     # In C++: decided(decision, nbytes, age, mutations), evictable(version), enter(version),
-    # keep_copy(version, storage), use_copy(version), begin_pressure(), known(), note_peak(nbytes),
-    # collect_dead(), reserve(call, nbytes), give_back(call), others_reserve(), and searches of all
-    # versions:
+    # changes(version), let_constants_leave(), keep_copy(version, storage), use_copy(version),
+    # begin_pressure(), known(), note_peak(nbytes), collect_dead(), reserve(call, nbytes), give_back(call),
+    # others_reserve(), and searches of all versions:
     # - largest_copy(): the bytes that a copy of a constant may take
     # - weigh(): the keys of the constants worth a copy, and how many versions have been looked at
     # - carried(cut_age): the versions that would be recomputed from released storages older than that, the
@@ -91,6 +96,8 @@ class Ledger:
     decided: Callable[[int, int, int, int], None]
     evictable: Callable[[Version], None]
     enter: Callable[[Version], None]
+    changes: Callable[[Version], None]
+    let_constants_leave: Callable[[], None]
     keep_copy: Callable[[Version, Any], None]
     use_copy: Callable[[Version], None]
     begin_pressure: Callable[[], None]
@@ -239,6 +246,7 @@ class Ledger:
         """Account for a resident storage whose size has changed."""
         for observer in self.observers:
             observer.changes(RESIZED, version, bytes=nbytes)
+        self.changes(version)
         self.policy.discard(version)
         if nbytes > SMALL_CONSTANT >= version.nbytes > 0:  # no longer keep it alive
             kept = [one for one in self.small_constants if self.key_of(one) != version.key]

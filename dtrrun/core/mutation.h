@@ -144,7 +144,10 @@ class Mutation {
   // Raises the budget error.
   template <class Constants, class Changing>
   void about_to_change(const Constants& each, Changing& changing) {
-    each([&](Version* one) { copies_.keep(one); });
+    each([&](Version* one) {
+      Ledger::changes(one);
+      copies_.keep(one);
+    });
     each([&](Version* one) {
       if (one->copy) return;
       if (!one->escaped) {

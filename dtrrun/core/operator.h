@@ -93,10 +93,10 @@ class Operators {
       recordable = recordable && !one->constant() && !call.is_leaf(place) && mutation_.is_recent(one);
     }
     for (const Call::Write& write : call.written)
-      if (write.target->needed_by || (ledger_.pressure && write.target->used && !recordable)) return false;
+      if (write.target->needed_by || write.target->host || (ledger_.pressure && write.target->used && !recordable)) return false;
     if (call.updates_statistics)
       for (size_t hole : call.statistics)
-        if (call.versions[hole]->needed_by || (ledger_.pressure && call.versions[hole]->used)) return false;
+        if (call.versions[hole]->needed_by || call.versions[hole]->host || (ledger_.pressure && call.versions[hole]->used)) return false;
     return true;
   }
 

@@ -12,6 +12,7 @@ void Recipes::make_constant(Version* one, Pin pin) {
     ledger_.decided(Decision::PINNED, one);
     if (ledger_.pressure) ledger_.policy->discard(one);
     set_operation(one, nullptr);
+    ledger_.may_leave(one);
   }
   if (one->pin == nullptr) one->pin = pin;
 }
@@ -41,7 +42,7 @@ bool Recipes::secure(Version* wanted) {
         deeper = true;
         break;
       }
-      StorageRef content = source->resident ? ledger_.memory_of(source) : StorageRef();
+      StorageRef content = source->resident || source->host ? ledger_.memory_of(source) : StorageRef();
       if (content && source->escaped && !ledger_.backend.may_be_read(source)) content.reset();
       // A gradient is released soon: keeping it for a replay would take the memory that the eviction frees.
       if (!content || source->pin == pins::GRADIENT) {
@@ -80,13 +81,18 @@ VersionRef Recipes::supersede(Version* target, Recorded* maker, int64_t cost) {
   made->mutations = target->mutations + 1;
   made->extent = target->extent;
   made->escaped = target->escaped;
+  made->period = target->period;
+  made->fixed = target->fixed;
   target->superseded = true;
+  Ledger::changes(target);
+  if (Constants::has(target)) ledger_.constants.remove(target);
   ledger_.use_copy(target);
   if (target->resident) target->escaped = false;  // no other code can reach the copy
   ledger_.backend.superseded(target, made.get());
   ledger_.versions.put(made.get());
   if (maker == nullptr) {
     made->pin = target->pin == nullptr ? pins::MUTATED : target->pin;
+    ledger_.may_leave(made.get());
   } else {
     set_operation(made.get(), maker);
     made->cost = cost;

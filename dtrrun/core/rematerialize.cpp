@@ -213,8 +213,8 @@ void Rematerializer::carry_out(Work& work) {
       continue;
     }
     OperationRef maker(maker_of(version.get()));
-    if (!maker) ledger_.backend.refuse(version.get());
-    if (!waiting) {
+    if (!maker && !version->host) ledger_.backend.refuse(version.get());
+    if (maker && !waiting) {
       if (work.relaxations >= last_planned && work.plan.find(maker.get()) == nullptr) {
         // In the program's order, which needs as little memory at a time as the original run.
         add_to(work.plan, version.get(), stack);
@@ -226,7 +226,7 @@ void Rematerializer::carry_out(Work& work) {
     }
     ledger_.collect_dead();
     size_t before = stack.size();
-    for (uint32_t i = maker->count; i-- > 0;) {
+    for (uint32_t i = maker ? maker->count : 0; i-- > 0;) {
       Version* source = as_version(maker->reads[i]);
       if (!source->resident) stack.push_back({VersionRef(source), OperationRef()});
     }
@@ -234,18 +234,21 @@ void Rematerializer::carry_out(Work& work) {
       if (work.relaxations == TURNED) std::reverse(stack.begin() + static_cast<ptrdiff_t>(before), stack.end());
       continue;
     }
-    unplan(work.plan, maker.get());
-    if (work.relaxations < last_planned && work.error && ++work.alone > MOST_ALONE * work.planned + FEW_ALONE)
+    if (maker) unplan(work.plan, maker.get());
+    if (maker && work.relaxations < last_planned && work.error && ++work.alone > MOST_ALONE * work.planned + FEW_ALONE)
       std::rethrow_exception(work.error);  // it could take exponential time: `frugally` is better
     try {
-      if (!recomputer_.run(version.get(), maker.get(), work.without_workspace.get() == maker.get())) continue;  // an input has gone
+      if (!maker)
+        bring_back(version.get());
+      else if (!recomputer_.run(version.get(), maker.get(), work.without_workspace.get() == maker.get()))
+        continue;  // an input has gone
       ledger_.backend.between();
     } catch (...) {
       if (!ledger_.backend.is_budget_error()) throw;
       work.error = ledger_.backend.budget_error();
       if (work.relaxations == MAX_RELAXATIONS && ends_at_once(work.targets)) throw;
       if ((work.entered.size() < 2 && work.plan.empty()) || work.relaxations == 0) {
-        if (work.without_workspace.get() == maker.get() || maker->signature->workspace == 0) throw;
+        if (!maker || work.without_workspace.get() == maker.get() || maker->signature->workspace == 0) throw;
         work.without_workspace = std::move(maker);  // the library can do without it
         continue;
       }
@@ -257,9 +260,22 @@ void Rematerializer::carry_out(Work& work) {
       continue;
     }
     stack.pop_back();
+    if (!maker) continue;
     leave(work.entered);
     deallocation_.came_back(maker.get());
   }
+}
+
+void Rematerializer::bring_back(Version* constant) {
+  VersionRef kept(constant);
+  constant->locks++;
+  try {
+    eviction_.bring_back(constant);
+  } catch (...) {
+    constant->locks--;
+    throw;
+  }
+  constant->locks--;
 }
 
 void Rematerializer::add_to(Plan& plan, Version* wanted, std::vector<Item>& stack) {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "host.h"
 #include "pin.h"
-#include "storage.h"
 
 namespace dtrrun {
 
@@ -58,14 +58,18 @@ struct Version : Node {
   int64_t locks = 0;      // above 0 while an operator needs it
   int64_t readers = 0;    // how often recipes read it
   int64_t scratch_place = 0;  // place in the ledger's list of scratch versions; 0: not in it
+  int64_t constant_place = 0;  // the same for the list of constants that may leave for the host
+  int64_t period = 0;  // of the clock, between the two uses around its last stay on the host; 0: it has not been there
   bool superseded = false;  // a later version has taken over the storage
   bool used = false;        // some recipe has read it
   bool escaped = false;     // other code may write to the memory unnoticed, now or later
   bool away = false;        // a constant whose content the program has taken away, and will bring back (away.h)
+  bool fixed = false;       // the memory must stay where it is, though nothing else writes to it
   Pin pin = nullptr;
   StorageRef scratch;  // a storage that dtrrun holds for it: recomputed, or the copy of a constant that has changed since
   StorageRef copy;     // copy of a constant that is about to change: its storage once it has been superseded
   std::shared_ptr<Debts> debts;  // of the ledger that counts its copy
+  std::unique_ptr<HostCopy> host;  // copy of a constant on the host
   std::unique_ptr<std::vector<WeakVersion>> needed_by;  // versions whose secured recipes read this one
   Version *before = nullptr, *after = nullptr;          // links of the list in `Versions`
 
@@ -82,6 +86,8 @@ struct Version : Node {
     WeakVersion::let_go(std::exchange(cell_, nullptr));
   }
 
+  // Returns whether it has no memory, but can be brought back from the host.
+  bool has_left() const { return !resident && host != nullptr; }
   void set_scratch(StorageRef storage) {
     scratch = std::move(storage);
     released = static_cast<bool>(scratch);

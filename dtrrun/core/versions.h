@@ -113,37 +113,48 @@ class Versions {
   Version *first_ = nullptr, *last_ = nullptr;
 };
 
-// Recomputed versions that the program does not have, the most recent last.
-class Scratch {
+// Versions in the order in which they were added. place: where a version notes its place, 0 if it is not here.
+template <int64_t Version::*place>
+class VersionSet {
  public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  ~Scratch() {
+  VersionSet() = default;
+  VersionSet(const VersionSet&) = delete;
+  ~VersionSet() {
     while (!by_place_.empty()) remove(by_place_.begin()->second.get());
   }
   void add(Version* one) {
-    one->scratch_place = ++places_;
-    by_place_.emplace(one->scratch_place, one);
+    one->*place = ++places_;
+    by_place_.emplace(one->*place, one);
   }
   // Returns whether it was there.
   bool remove(Version* one) {
-    auto place = by_place_.find(std::exchange(one->scratch_place, 0));
-    if (place == by_place_.end()) return false;
-    VersionRef last = std::move(place->second);
-    by_place_.erase(place);
+    auto found = by_place_.find(std::exchange(one->*place, 0));
+    if (found == by_place_.end()) return false;
+    VersionRef last = std::move(found->second);
+    by_place_.erase(found);
     return true;
   }
-  bool has(const Version* one) const { return one->scratch_place != 0; }
+  static bool has(const Version* one) { return one->*place != 0; }
   size_t size() const { return by_place_.size(); }
   std::vector<VersionRef> all() const {
     std::vector<VersionRef> found;
-    for (const auto& [place, one] : by_place_) found.emplace_back(one.get());
+    for (const auto& [number, one] : by_place_) found.emplace_back(one.get());
     return found;
+  }
+  // Calls `function`, which must not change the set, with each version.
+  template <class Function>
+  void each(const Function& function) const {
+    for (const auto& [number, one] : by_place_) function(one.get());
   }
 
  private:
   std::map<int64_t, VersionRef> by_place_;
   int64_t places_ = 0;
 };
+
+// Recomputed versions that the program does not have, the most recent last.
+using Scratch = VersionSet<&Version::scratch_place>;
+// The program's constants that are large enough to be worth a copy on the host.
+using Constants = VersionSet<&Version::constant_place>;
 
 }  // namespace dtrrun

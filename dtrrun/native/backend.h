@@ -32,6 +32,8 @@ class SessionBackend final : public PythonBackend {
   CallNotes* notes = nullptr;  // of `--where` and `--peak`
   void connect(const Native& native) { native_.emplace(native); }
   void disconnect() { native_.reset(); }
+  // Returns the session's device, or null while the interposer is not open.
+  const Device* device() const { return native_ ? &native_->device : nullptr; }
 
   // -- storages --
 
@@ -110,6 +112,23 @@ class SessionBackend final : public PythonBackend {
   }
   void execute(Run& run) override {
     if (!(may_run() && native_->replays.execute(run))) execute_in_python(run);
+  }
+  void bring(const HostCopy& copy, Storage* emptied) override {
+    try {
+      return copy.tier->bring(copy, emptied);
+    } catch (const c10::OutOfMemoryError&) {
+      if (!native_ || native_->device.is_cpu()) throw;
+    }
+    // Python evicts more, tries again, and raises the budget error in the end.
+    auto given = std::pair(&copy, emptied);
+    static PyMethodDef run = {"run", [](PyObject* capsule, PyObject*) -> PyObject* {
+                                auto [copy, emptied] = *static_cast<decltype(given)*>(PyCapsule_GetPointer(capsule, nullptr));
+                                return done([&] { copy->tier->bring(*copy, emptied); });
+                              },
+                              METH_NOARGS, nullptr};
+    Ref capsule = checked(PyCapsule_New(&given, nullptr, nullptr)), callable = checked(PyCFunction_New(&run, capsule.get()));
+    Ref executor = attribute(or_none(links().dtr), "executor");
+    checked(PyObject_CallMethod(executor.get(), "bring_back", "OL", callable.get(), static_cast<long long>(copy.nbytes)));
   }
   void between() override {
     if (!native_ || now_ns() > native_->next_tick.number(native_->slow_path))

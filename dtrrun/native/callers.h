@@ -252,7 +252,7 @@ class Anchors {
   Anchors(const TensorVersions& versions, const std::vector<uintptr_t>& words, const c10::StorageImpl* but = nullptr) {
     if (words.empty()) return;
     for (Version* one = versions.ledger.versions.first(); one != nullptr; one = one->after) {
-      ImplRef storage = one->constant() ? ImplRef() : TensorVersions::storage_of(one);
+      ImplRef storage = one->constant() && !versions.ledger.constants_leave ? ImplRef() : TensorVersions::storage_of(one);
       if (!storage || storage.get() == but || storage->device_type() != c10::DeviceType::CPU) continue;
       auto begin = reinterpret_cast<uintptr_t>(storage->data_ptr().get());
       auto word = std::lower_bound(words.begin(), words.end(), begin);

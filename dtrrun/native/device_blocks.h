@@ -296,9 +296,9 @@ class DeviceBlocks {
   size_t reserved_ = 0;  // of all streams and pools
 };
 
-// Returns whether computing these versions again costs at most so many ns if they were all evicted now, with the evicted ones that
+// Returns whether bringing these versions back costs at most so many ns if they were all evicted now, with the evicted ones that
 // they need.
-inline bool is_cheap(const std::vector<VersionRef>& versions, int64_t at_most) {
+inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, int64_t at_most) {
   ska::flat_hash_set<const Version*> seen;
   std::vector<const Version*> pending;
   for (const VersionRef& one : versions) {
@@ -309,7 +309,7 @@ inline bool is_cheap(const std::vector<VersionRef>& versions, int64_t at_most) {
   while (!pending.empty() && cost <= at_most) {
     const Version* one = pending.back();
     pending.pop_back();
-    cost += one->cost;
+    cost += one->constant() ? core.eviction.cost_of_leaving(one) : one->cost;
     for (const Node* read : one->inputs()) {
       const Version* source = as_version(read);
       if (!source->resident && !source->constant() && seen.insert(source).second) pending.push_back(source);
@@ -318,18 +318,21 @@ inline bool is_cheap(const std::vector<VersionRef>& versions, int64_t at_most) {
   return cost <= at_most;
 }
 
-// Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if computing them again
-// costs more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
+// Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if bringing them back costs
+// more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
 inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t at_most) {
   Ledger& ledger = core.ledger;
   ledger.begin_pressure();
   std::vector<std::pair<uintptr_t, Version*>> evictable;  // by address
-  ledger.policy->pool().each([&](int64_t, const Item& item) {
-    Version* one = as_version(item.node.get());
-    if (!one->resident || one->constant() || one->locks != 0) return;
+  auto add = [&](Version* one) {
     StorageRef storage = ledger.memory_of(one);
     if (storage) evictable.emplace_back(reinterpret_cast<uintptr_t>(as_impl(storage)->data()), one);
+  };
+  ledger.policy->pool().each([&](int64_t, const Item& item) {
+    Version* one = as_version(item.node.get());
+    if (one->resident && !one->constant() && one->locks == 0) add(one);
   });
+  core.eviction.each_that_may_leave(add);
   std::sort(evictable.begin(), evictable.end());
   for (DeviceBlock& block : blocks) {
     if (block.free || block.nbytes == 0) continue;
@@ -337,7 +340,8 @@ inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t a
     auto found = std::lower_bound(evictable.begin(), evictable.end(), wanted_here);
     if (found == evictable.end() || found->first != block.address) continue;
     block.evictable = found->second;
-    block.price = ledger.policy->price(found->second, ledger.clock);
+    bool leaves = found->second->constant();
+    block.price = leaves ? core.eviction.price_of_leaving(found->second) : ledger.policy->price(found->second, ledger.clock);
   }
   size_t first = 0, begin = 0, end = 0;
   int64_t nbytes = 0;
@@ -365,7 +369,7 @@ inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t a
   std::vector<VersionRef> window;
   for (size_t place = begin; place < end; place++)
     if (Version* one = blocks[place].evictable) window.emplace_back(one);
-  if (window.empty() || (at_most >= 0 && !is_cheap(window, at_most))) return false;
+  if (window.empty() || (at_most >= 0 && !is_cheap(core, window, at_most))) return false;
   for (const VersionRef& one : window)
     if (!core.eviction.evict_if_possible(one.get())) return false;
   return true;

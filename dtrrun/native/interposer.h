@@ -19,6 +19,7 @@
 #include "recent_tensors.h"
 #include "record.h"
 #include "run_kernel.h"
+#include "split_lists.h"
 #include "stopwatch.h"
 #include "turns.h"
 #include "way_in.h"
@@ -78,6 +79,10 @@ class Interposer {
     if (info.composite || (body != nullptr && info.foreign)) {
       take_apart(info, arrival, gil, watch);
       return;
+    }
+    if (info.splits && body == nullptr && ledger.tier) {
+      Stopwatch::Pause pause(watch);  // the parts arrive
+      if (split_lists_.run(arrival)) return;
     }
     Off off;
     if (body != nullptr) {
@@ -634,6 +639,7 @@ class Interposer {
   Replays replays_;
   Admission admission_;
   ListUpdates lists_;
+  SplitLists split_lists_{versions_};
   FirstCalls first_calls_;
   Describer describer_;
   Recording recording_;

@@ -1,7 +1,9 @@
 // Functions for Python: storages, the heap, what is allocated outside of operators, and a GPU's blocks.
+#include "backend.h"
 #include "device_allocator.h"
 #include "functions.h"
 #include "heap.h"
+#include "host_tier.h"
 #include "placeholders.h"
 #include "stored_versions.h"
 
@@ -138,6 +140,38 @@ PyObject* met_outside(PyObject*, PyObject* storage) {
   });
 }
 
+PyObject* open_host_file(PyObject*, PyObject* args) {
+  PyObject* ledger;
+  const char* folder;
+  long long most_bytes;
+  int modelled;
+  if (!PyArg_ParseTuple(args, "OsLp", &ledger, &folder, &most_bytes, &modelled)) return nullptr;
+  try {
+    core_of(ledger).ledger.tier = std::make_shared<FileTier>(folder, most_bytes, modelled != 0);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    return PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* open_host_memory(PyObject*, PyObject* args) {
+  PyObject* ledger;
+  long long most_bytes;
+  int modelled;
+  if (!PyArg_ParseTuple(args, "OLp", &ledger, &most_bytes, &modelled)) return nullptr;
+  return done([&] {
+    Core& core = core_of(ledger);
+    core.ledger.tier = std::make_shared<PinnedTier>(backend_of(core), most_bytes, modelled != 0);
+  });
+}
+
+PyObject* host_forked(PyObject*, PyObject* ledger) {
+  return done([&] {
+    if (auto* tier = dynamic_cast<FileTier*>(core_of(ledger).ledger.tier.get())) tier->forked();
+  });
+}
+
 PyObject* swap(PyObject*, PyObject* args) {
   PyObject *one, *other;
   if (!PyArg_ParseTuple(args, "OO", &one, &other)) return nullptr;
@@ -242,6 +276,12 @@ PyMethodDef memory_functions[] = {
      "Return the bytes of followed pages that the allocator would return to the driver if it flushed."},
     {"blocks_serving", blocks_serving, METH_O,
      "For tests: return the followed segments that can serve a request of that size, lists of (address, bytes, is free)."},
+    {"open_host_file", open_host_file, METH_VARARGS,
+     "open_host_file(ledger, folder, most_bytes, modelled): let constants leave for a file without a name in this folder.\n"
+     "modelled: the costs of copies are not those measured. Raises OSError."},
+    {"open_host_memory", open_host_memory, METH_VARARGS,
+     "open_host_memory(ledger, most_bytes, modelled): let constants of a GPU leave for pinned memory."},
+    {"host_forked", host_forked, METH_O, "A child has been forked, which may read the copies that there are now."},
     {"evict_window", evict_window, METH_VARARGS,
      "evict_window(ledger, segments, wanted, at_most): evict the cheapest window of neighbouring blocks for `wanted` contiguous\n"
      "bytes, unless computing them again costs more than `at_most` ns (-1: whatever it costs). segments: lists of (address,\n"

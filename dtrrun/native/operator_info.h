@@ -52,6 +52,7 @@ struct OperatorInfo {
   bool convolves = false;       // its library can do without a workspace, by another algorithm
   bool chooses_kernels = false;  // its library chooses one by the sizes of its arguments
   bool counts_flops = false;     // the cost model knows its FLOPs
+  bool splits = false;           // calls with parts of its lists compute the same
   bool varies = false;          // what it allocates varies between calls of one signature
   int statistics[2] = {-1, -1}, trains = -1;  // places of running statistics, and of the training flag (-1: it trains)
   bool updates = false;                       // it writes to the statistics

@@ -118,6 +118,26 @@ class Access:
                     known.append(tensor)
         return self.lock(known)
 
+    def lock_storage(self, storage: torch.UntypedStorage, *, writes: bool) -> Callable[[], None]:
+        """Like `lock`, for a storage; one that is unknown to the ledger is in memory. Raises BudgetError.
+
+        writes: whether it is about to be filled, as part of its making.
+        """
+        with self._slow_path.own(), _unnoticed(), self._slow_path.lock:
+            self._ledger.collect_dead()
+            version = self._ledger.version_of(storage)
+            locks = Locks()
+            if version is not None:
+                self._dtr.rematerializer.lock([version], locks)
+                if writes:
+                    self._ledger.changes(version)
+            return locks
+
+    @property
+    def constants_leave(self) -> bool:
+        """Whether not even what can't be evicted need fit into the budget at once."""
+        return self._ledger.constants_leave
+
     def reach(self, tensor: torch.Tensor, writes: bool, escapes: bool) -> Callable[[], None]:
         """Prepare an escape's access to the memory of `tensor`. Return a function that ends the access."""
         unlock = self.lock([tensor])
@@ -171,8 +191,10 @@ class Access:
     def _keep(self, tensor: torch.Tensor) -> None:
         with self._slow_path.lock:
             version = self._version(tensor)
-            if version is not None and version.operation is not None:
-                self._dtr.recipes.pin(version, "handed out to be read")
+            if version is not None:
+                version.fixed = True
+                if version.operation is not None:
+                    self._dtr.recipes.pin(version, "handed out to be read")
 
     def _hand_out(self, tensor: torch.Tensor, escapes: bool) -> None:
         with self._slow_path.lock, self._slow_path.telling():

@@ -123,6 +123,10 @@ class Executor:
 
         return self._native.with_state(state, run, not operation.signature.operator.foreign)
 
+    def bring_back(self, run: Callable[[], None], nbytes: int) -> None:
+        """Call run(), which copies so many bytes back from the host. A GPU has had no memory for them."""
+        self._device.run_again(run, nbytes)
+
     def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage | None:
         """Return a new storage with the same content, or None if the system has no memory for it."""
         guard = self.below()

@@ -34,6 +34,7 @@ from dtrrun.runtime.errors import Advice, BudgetError
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.guards import below, interposed
 from dtrrun.runtime.heap import Heap
+from dtrrun.runtime.host import Host
 from dtrrun.runtime.launcher import Launcher
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.ending import end_script
@@ -142,6 +143,7 @@ class Session:
             room_given_back=lambda: self.slow_path.tell_waiting(),
         )
         self.ledger = self.dtr.ledger
+        self.host = Host(self.dtr, settings, self._native, self.warn)
         costs: Costs = {}
         if settings.costs is not None and settings.cost == "measured":
             costs = read_costs(settings.costs, self.device.type, self.warn)
@@ -197,7 +199,7 @@ class Session:
         backends = sorted({"CPU", self.device.type.upper()})
         composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
         self._parts: list[Any] = [
-            Escapes(self._access.reach, own),
+            Escapes(self._access, own),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
             composites,
@@ -262,6 +264,7 @@ class Session:
         fork.watch(self._before_fork, self._after_fork_in_parent, self._after_fork_in_child)
         if threading.current_thread() is threading.main_thread():
             self.slow_path.home_thread = threading.get_ident()
+        self.host.open()
         self.running = True
         if self._recorder is not None:
             self._recorder.step_begins()
@@ -512,7 +515,7 @@ class Session:
             "holds": None,
         }
         is_first, self.error = self.error is None, facts
-        moment: Any = Moment(self.ledger, self.dtr.history, inputs)  # in place of the parts themselves
+        moment: Any = Moment(self.dtr, inputs)  # in place of the parts themselves
         signatures = self.slow_path.signatures.all()
         if failed is not None and failed.geometries and all(one is not failed for one in signatures):
             signatures.append(failed)  # a first call
@@ -538,7 +541,8 @@ class Session:
                     own = hint(moment, held.holders, error, failed, moment)
             except Exception as why:  # optimizers and tensors may be of any class
                 return Advice(hint=". ".join(filter(None, (of_device, unnamed(why), of_collector))))
-            hints = ". ".join(filter(None, (of_device, own, self._remedy(), of_collector)))
+            of_host = self.host.hint(training.totals(), moment.limit)
+            hints = ". ".join(filter(None, (of_device, of_host, own, self._remedy(), of_collector)))
             pinned = relabelled(facts["pinned"], rows)
             found = Advice(training.totals(), advised.expected, hints, pinned, held_by(rows), holds)
             found = found._replace(likely_bytes=advised.likely, plain_bytes=advised.plain)
@@ -588,6 +592,7 @@ class Session:
         avoiding = min(self.device.avoiding_ns(), operators)
         operators -= avoiding
         recomputing, making_room = self.dtr.rematerializer.operators_ns, self.dtr.eviction.making_room_ns
+        copying = self.host.ns()
         bookkeeping = (
             self.interposer.bookkeeping_ns
             + own
@@ -596,17 +601,18 @@ class Session:
             - (shapes.loading_ns - self._loading_ns)  # an import, not work on a step
         )
         rest = wall - operators - recomputing - making_room - bookkeeping
-        bookkeeping += max(min(unseen, rest), 0)
+        bookkeeping += max(min(unseen, rest), 0) + making_room - copying
         return {
             "wall_ns": wall,
             "operators_ns": operators,
             "rematerialization_ns": recomputing,
             "scoring_ns": policy.scoring_ns,
             "search_ns": policy.search_ns,
-            "bookkeeping_ns": bookkeeping + making_room - policy.scoring_ns - policy.search_ns,
+            "bookkeeping_ns": max(bookkeeping - policy.scoring_ns - policy.search_ns, 0),
             "device_operators_ns": ledger.clock - ledger.recomputed_cost if on_gpu else 0,
             "device_rematerialization_ns": ledger.recomputed_cost if on_gpu else 0,
             "allocator_ns": self.device.waited_ns(),
+            "host_ns": copying,
         }
 
     def stop_learning(self) -> None:
@@ -737,6 +743,7 @@ class Session:
             self.interposer.threads.entering.acquire()  # last: what is restored may run code of the program
 
     def _after_fork_in_parent(self) -> None:
+        self.host.forked()
         self.interposer.threads.entering.release()
         self._lock.release()
 

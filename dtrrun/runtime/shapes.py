@@ -136,11 +136,17 @@ def _undrawn(arg: Any) -> Any:
 
 
 def _elements_and_places(geometries: list[Geometry]) -> int | None:
-    """nonzero, unique, …: all elements, or the index of each of them."""
+    """nonzero, …: all elements, or the index of each of them."""
     if not geometries:
         return None
     size, itemsize = geometries[0][0], geometries[0][3].itemsize
     return rounded(size.numel() * max(8 * max(len(size), 1), itemsize))
+
+
+def _unique(geometries: list[Geometry]) -> int:
+    """unique: all elements, the place of each among them, and how often each occurs."""
+    size, _, _, dtype, *_ = geometries[0]
+    return rounded(size.numel() * dtype.itemsize) + 2 * rounded(8 * size.numel())
 
 
 def _selected(geometries: list[Geometry]) -> int | None:
@@ -180,6 +186,11 @@ _UNSAID: dict[str, Callable[[list[Geometry]], int]] = {
 
 
 _BOUNDS: dict[str, Callable[[list[Geometry]], int | None]] = {
+    "aten._unique": _unique,
+    "aten._unique2": _unique,
+    "aten.unique_consecutive": _unique,
+    "aten.unique_dim": _unique,
+    "aten.unique_dim_consecutive": _unique,
     "aten.masked_select": _selected,
     "aten.linalg_lstsq": _solved,
     "aten._ctc_loss": _aligned,

@@ -42,15 +42,25 @@ COUNTERS = (
     "device_operators_ns",  # on a GPU: what the program's own operators take there; 0 on the CPU
     "device_rematerialization_ns",  # and those run again
     "allocator_ns",  # on a GPU: what flushes of its allocator take, an estimate; 0 on the CPU
+    "host_ns",  # copies of constants to the host and back; on a GPU an estimate
+    "host_budget_bytes",  # what they may take there; 0: constants stay
+    "host_bytes",  # what they take there now
+    "host_peak_bytes",
+    "left_bytes",  # constants that are on the host, and not in memory now; part of evicted
+    "left_peak_bytes",
+    "copies_out",
+    "copied_out_bytes",
+    "copies_in",
+    "copied_in_bytes",
 )
 
 ENOUGH_STEPS = 5
 """With fewer steps, nothing is said about how much longer they take: in the first ones, operators are new."""
 
-PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator")
-"""Parts of a training process's time, as in the paper's Fig. 4, and `allocator`: waiting for a
-GPU's caching allocator. The rest of `wall` is `other`."""
-SOMETIMES = ("allocator",)
+PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator", "host")
+"""Parts of a training process's time, as in the paper's Fig. 4, `allocator`: waiting for a GPU's caching
+allocator, and `host`: copying constants to the host and back. The rest of `wall` is `other`."""
+SOMETIMES = ("allocator", "host")
 """Parts that are shown only if they took time. Reports of older versions lack them."""
 OVERHEADS = tuple(f"{part}_ns" for part in PARTS[1:])
 """The counters that make up a budget's overhead: recomputation and dtrrun's work."""

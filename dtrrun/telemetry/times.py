@@ -35,7 +35,7 @@ def effective(nanoseconds: Mapping[str, Any]) -> dict[str, Any]:
     """Return counters whose times are those of what determines how long a step takes.
 
     If that is the GPU, operators take their time there, and what else is counted at most the time in which
-    the GPU idles: first the allocator, then dtrrun's other work.
+    the GPU runs no operator: first copies to the host and back, then the allocator, then dtrrun's other work.
     """
     found = dict(nanoseconds)
     stalled = found.get("allocator_ns") or 0
@@ -48,8 +48,9 @@ def effective(nanoseconds: Mapping[str, Any]) -> dict[str, Any]:
     for part in ("operators", "rematerialization"):
         found[f"{part}_ns"] = found[f"device_{part}_ns"]
     idle = found["wall_ns"] - busy
-    found["allocator_ns"] = min(stalled, idle)
-    idle -= found["allocator_ns"]
+    for part, ns in (("host", found.get("host_ns") or 0), ("allocator", stalled)):
+        found[f"{part}_ns"] = min(ns, idle)
+        idle -= found[f"{part}_ns"]
     ours = [f"{part}_ns" for part in OWN]
     hosts = sum(found.get(name) or 0 for name in ours)
     if hosts > idle:

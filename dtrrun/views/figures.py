@@ -16,6 +16,7 @@ LARGEST = (
     "steps",
     "least_budget_bytes",
     "exceeded_bytes",
+    "left_peak_bytes",
 )  # maximum over the processes; all others are summed
 
 

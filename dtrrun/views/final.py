@@ -31,6 +31,7 @@ from dtrrun.views.text import (
     counts_of,
     duration,
     exceeded,
+    host_words,
     least_budget,
     longest_seconds,
     native_share,
@@ -116,6 +117,8 @@ def _summary(report: dict[str, Any]) -> Table:
     if report["rematerializations"]:
         cost = duration(seconds["rematerialization"])
         rows["rematerializations"] += f"  ({format_size(report['rematerialized_bytes'])} in {cost})"
+    if host := host_words(report):
+        rows["host"] = host
     if report["over_budget"]:
         rows["over budget"] = exceeded(report)
     if report["oom_retries"]:

@@ -22,6 +22,7 @@ PARTS_SHOWN = {  # the paper's Fig. 4: name, short name, colour
     "search": ("search", "search", "blue"),
     "bookkeeping": ("bookkeeping", "bookkeeping", "cyan"),
     "allocator": ("allocator", "allocator", "red"),
+    "host": ("host copies", "host", "bright_black"),
     "other": ("rest", "rest", ""),
 }
 assert tuple(PARTS_SHOWN) == (*PARTS, "other")

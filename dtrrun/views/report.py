@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -113,6 +113,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "over_budget": counters.get("over_budget", 0),
         "exceeded_bytes": counters.get("exceeded_bytes", 0),
         "oom_retries": counters.get("oom_retries", 0),
+        "host": _host(counters),
         **_driver(snapshots),
         "steps": counters.get("steps", 0),
         "bound_by": bound_by(counters),
@@ -133,6 +134,25 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         },
         "error": errors[0] if errors else None,
     }
+
+
+HOST_COUNTS = (
+    ("budget_bytes", "host_budget_bytes"),
+    ("peak_bytes", "host_peak_bytes"),
+    ("left_peak_bytes", "left_peak_bytes"),
+    ("copies_out", "copies_out"),
+    ("copied_out_bytes", "copied_out_bytes"),
+    ("copies_in", "copies_in"),
+    ("copied_in_bytes", "copied_in_bytes"),
+)
+"""Figures of the host tier: their names in a report, and in the record."""
+
+
+def _host(counters: Mapping[str, int]) -> dict[str, int] | None:
+    """Return what has left for the host; None if constants could not leave."""
+    if not counters.get("host_budget_bytes"):
+        return None
+    return {name: counters.get(counter, 0) for name, counter in HOST_COUNTS}
 
 
 NATIVE_COUNTS = ("operators", "in_python", "read_by_address")

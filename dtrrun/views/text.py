@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtrrun.sizes import format_size_up
+from dtrrun.sizes import format_size, format_size_up
 from dtrrun.telemetry.advice import advice_of
 from dtrrun.telemetry.fields import ENOUGH_STEPS
 
@@ -97,6 +97,17 @@ def exceeded(report: Mapping[str, Any]) -> str:
     """`by 1.2 MB at most (3 times)`, for a report whose budget was exceeded."""
     count, most = times(report["over_budget"], "time"), report["exceeded_bytes"]
     return f"by {format_size_up(most)} at most ({count})" if most else count
+
+
+def host_words(report: Mapping[str, Any]) -> str:
+    """`1.2 GB out, 1.1 GB back in 0.8 s, at most 300 MB there (…)`; "" if nothing has left for the host."""
+    host = report.get("host") or {}  # missing in reports of older versions
+    if not host.get("copies_out"):
+        return ""
+    moved = f"{format_size(host['copied_out_bytes'])} out, {format_size(host['copied_in_bytes'])} back"
+    there = f"at most {format_size(host['peak_bytes'])} there"
+    enough = (report["budget_bytes"] or 0) + host["left_peak_bytes"]
+    return f"{moved} in {duration(report['seconds']['host'])}, {there}; none inside {format_size_up(enough)}"
 
 
 def least_budget(report: Mapping[str, Any]) -> str:

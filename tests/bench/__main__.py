@@ -29,6 +29,7 @@ NAMES = (
     "peers",
     "compiled",
     "device_clock",
+    "host_tier",
 )
 
 

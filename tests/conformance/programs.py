@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator
+from tempfile import gettempdir
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -100,14 +102,26 @@ def assert_same(expected: list[Any], found: list[Any], when: str) -> None:
 
 
 def run_inside(
-    program: Program, budget_bytes: int | None, *, by_address: bool = False, slow: bool = True, **options: Any
+    program: Program,
+    budget_bytes: int | None,
+    *,
+    by_address: bool = False,
+    slow: bool = True,
+    host: bool = False,
+    **options: Any,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Run under dtrrun; return the bits after the session's end (equal to those inside it) and the report.
 
     by_address: whether native code may touch evicted memory, which is then brought back for it. slow: as in
-    `tests.paths.budget`.
+    `tests.paths.budget`. host: whether constants leave for the host as well, from the
+    beginning, unless they are tiny.
     """
-    with budget(budget_bytes, slow=slow, **{"verify": True, **options}) as session:
+    host_budget = f"4GB:{gettempdir()}" if host else "none"
+    given = {"verify": True, "host_budget": host_budget, **options}
+    with budget(budget_bytes, slow=slow, **given) as session:
+        if host:
+            session.ledger.least_copy_bytes = 128  # PyTorch reads scalars by address, such as a graph's
+            session.ledger.let_constants_leave()
         result, inside = outcome(program)
         report = session.report()
         generator = torch.get_rng_state()
@@ -123,12 +137,26 @@ def run_inside(
 
 
 def check_stress(
-    program: Program, expected: list[Any] | None = None, *, by_address: bool = False
+    program: Program,
+    expected: list[Any] | None = None,
+    *,
+    by_address: bool = False,
+    host: bool = True,
 ) -> dict[str, Any]:
-    """Check that the bits are the same on either path under a one-byte budget, which evicts all it can."""
+    """Check that the bits are the same on either path under a one-byte budget, which evicts all it can.
+
+    host: whether, on one of the paths (for half of the programs each), constants leave for the host as well.
+    """
     expected = plain(program) if expected is None else expected
+    on_slow = crc32(program.__qualname__.encode()) % 2 == 0
     for slow in (False, True):
-        found, report = run_inside(program, 1, over_budget="evict", slow=slow, by_address=by_address)
+        given = {
+            "over_budget": "evict",
+            "slow": slow,
+            "by_address": by_address,
+            "host": host and slow == on_slow,
+        }
+        found, report = run_inside(program, 1, **given)
         assert_same(expected, found, f"under stress, slow={slow}")
         assert report["evictions"] > 0, "nothing was evicted: the test does not bite"
     return report
@@ -152,11 +180,11 @@ def check_budget(program: Program, expected: list[Any] | None = None) -> Report:
     raise AssertionError("no budget below the peak was feasible")
 
 
-def check(program: Program) -> None:
-    """Check under stress and inside a budget, against a plain run."""
+def check(program: Program, *, host: bool = True) -> None:
+    """Check under stress and inside a budget, against a plain run. host: as in `check_stress`."""
     expected = plain(program)
     assert_same(expected, plain(program), "the program itself repeats")
-    check_stress(program, expected)
+    check_stress(program, expected, host=host)
     check_budget(program, expected)
 
 

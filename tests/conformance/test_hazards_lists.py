@@ -61,7 +61,7 @@ def test_optimizers(name, taken):
         trained = train(model, batch, OPTIMIZERS[name](model.parameters()), steps=6)
         return trained, chain(torch.randn(64, 64), 6)
 
-    check(program)
+    check(program, host=False)
     assert taken
 
 
@@ -79,7 +79,7 @@ def test_clipped_gradients(taken):
             optimizer.step()
         return seen, model
 
-    check(program)
+    check(program, host=False)
     assert any("foreach_mul_" in name for name in taken.by_name())
 
 
@@ -116,7 +116,7 @@ def test_what_was_computed_from_the_old_values_is_rescued(taken):
                 kept += [torch.sin(many[step % 3] * step), *chain(many[1], 2)[1:]]
         return kept, many
 
-    check_stress(program)
+    check_stress(program, host=False)
     assert taken
 
 
@@ -151,7 +151,7 @@ def test_evicted_inputs_come_back(taken):
             torch._foreach_add_(many, evictable, alpha=0.5)
         return kept, many
 
-    check(program)
+    check(program, host=False)
     assert taken
 
 
@@ -253,7 +253,7 @@ def test_one_memory_many_times(taken):
             torch._foreach_add_(views, step)
         return kept, flat
 
-    check_stress(program)
+    check_stress(program, host=False)
     assert taken
 
 
@@ -294,7 +294,7 @@ def test_an_operator_that_fails_half_way(taken):
                 torch._foreach_add_(many, [many[0], many[1], many[2].view(-1)[:2048].view(32, 64)])
         return kept, many
 
-    check_stress(program)
+    check_stress(program, host=False)
     assert taken
 
 
@@ -342,7 +342,7 @@ def test_inference_mode(taken):
                 torch._foreach_mul_(outside, 0.9)
         return [one.clone() for one in inside], outside, chain(torch.randn(64, 64), 3)
 
-    check_stress(program)
+    check_stress(program, host=False)
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -54,7 +54,9 @@ def test_nodes_begin_as_the_simulators_do(graph):
             "has_storage": True,
             "readers": 1,
             **dict.fromkeys(("cost", "mutations", "locks"), 0),
-            **dict.fromkeys(("escaped", "away", "superseded", "used", "released"), False),
+            **dict.fromkeys(
+                ("escaped", "away", "fixed", "has_left", "superseded", "used", "released"), False
+            ),
         }
         assert attributes(operation, Operation.__annotations__) == {
             "recorded": "call",

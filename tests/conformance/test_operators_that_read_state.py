@@ -157,7 +157,7 @@ def program_of(made):
 def test_a_replay_sees_what_the_kernel_saw_or_the_results_stay():
     made = operators()
     program = program_of(made)
-    report = check_stress(program)
+    report = check_stress(program, host=False)
     evicted = {one["name"] for one in report["operators"] if one["evictions"]}
     pinned = {one["reason"]: one["storages"] for one in report["pinned"]}
     assert {name for name in made if f"{SPACE}.{name}_" in evicted} == set(PURE)

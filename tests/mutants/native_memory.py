@@ -27,6 +27,27 @@ native(
      "else if (most < 0 || «!ledger_.backend.collect_garbage()») {", "true", ""),
 )
 native(
+    "the host tier", "core/eviction.h",
+    ("what other code can reach leaves for the host",
+     "!one->resident || «one->escaped || one->fixed || one->away» ||", "false",
+     "host::memory_that_other_code_can_reach_stays"),
+    ("a pin does not keep a constant from leaving",
+     "return «stay.count(one->pin) == 0» && ledger_.backend.has_storage(one);", "true",
+     "host::memory_that_other_code_can_reach_stays"),
+    ("constants stay, although nothing else could make room",
+     "if (!ledger_.tier || «ledger_.constants_leave» || most <= 0)", "true", "host::optimizers[each]"),
+    ("copies of what is in memory make no room for others",
+     "if («one->resident && !tier.has_room(nbytes)») one->host.reset();", "false", ""),
+    ("no room is made for what comes back",
+     "«make_room(one->nbytes, nullptr, \"a tensor that comes back from the host\");»", "",
+     "host::optimizers[foreach]"),
+)
+native(
+    "the host tier", "core/ledger.h",
+    ("a copy on the host outlives the content", "«one->host.reset();» }  // Returns all versions", "",
+     "host::a_copy_is_kept_until_the_content_changes"),
+)
+native(
     "recipes", "core/recipes.h",
     ("what reads a lost input is secured all the same", "if («!broken») { settle(", "true",
      "programs/programs::random_programs"),

@@ -38,4 +38,5 @@ conditions = st.builds(
     left_out=st.sampled_from((0, 0, 0, 3, 6)),
     slow=st.sampled_from((True, False, False)),
     turns=st.just(()),
+    host=st.sampled_from((False, False, True)),
 )

@@ -21,6 +21,7 @@ def check(session: Session) -> None:
     for key, version in versions:
         check_version(ledger, key, version)
     check_bytes(dtr)
+    check_host(ledger, [version for _, version in versions])
     known = reachable([version for _, version in versions])
     for version in known:
         assert version.locks == 0, f"{told(version)} is still locked"
@@ -43,7 +44,8 @@ def check_version(ledger: Any, key: int, version: Version) -> None:
     size = storage.nbytes()
     if not version.resident:
         assert memory.is_empty(storage), f"{told(version)} counts as evicted, but has {size} bytes"
-        assert version.operation is not None, f"{told(version)} was evicted without a recipe"
+        recipe = version.operation is not None or version.has_left
+        assert recipe, f"{told(version)} was evicted without a recipe, and is not on the host"
         assert not version.escaped, f"{told(version)} was evicted, but other code can reach it"
     else:
         assert rounded(size) == version.nbytes, f"{told(version)} of {version.nbytes} bytes has {size}"
@@ -68,6 +70,14 @@ def check_bytes(dtr: Any) -> None:
         )
 
 
+def check_host(ledger: Any, listed: list[Version]) -> None:
+    """Check what has left for the host."""
+    left = sum(version.nbytes for version in listed if version.has_left)
+    assert ledger.left_bytes == left, (ledger.left_bytes, left)
+    if (host := ledger.host) is not None:
+        assert host["bytes"] <= min(host["most_bytes"], host["peak_bytes"]), host
+
+
 def check_readers(ledger: Any) -> None:
     """Check that a version counts as readers at least the recipes of all known versions that read it."""
     reads: Counter[Version] = Counter()
@@ -88,12 +98,14 @@ def check_recipes(dtr: Any, evicted: list[Version]) -> None:
     }
     for version in reachable(evicted):
         if version.operation is None:
-            assert version.resident, f"{told(version)}, of which something is to be recomputed, is lost"
+            assert version.resident or version.has_left, (
+                f"{told(version)}, of which something is to be recomputed, is lost"
+            )
             seen = not version.escaped or dtr.recipes.foreign.trusts(version)  # trusted memory has a checksum
             assert seen, f"{told(version)} is read by recipes, but other code can write to it"
-            assert version.scratch is not None or key_of(version.memory()) in held, (
-                f"{told(version)} is not kept for the recipe that reads it"
-            )
+            key = key_of(version.memory())
+            own = version.scratch is not None or (version.has_left and version in evicted)
+            assert own or key in held, f"{told(version)} is not kept for the recipe that reads it"
         elif not version.resident or version.scratch is not None:
             assert version.operation.secured, f"{told(version)} is needed for a replay, but not secured"
 

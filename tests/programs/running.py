@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+from tempfile import gettempdir
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class Conditions(NamedTuple):
     share: None for a budget of one byte that may be exceeded (all is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
     that run before the session begins, and after it has ended. slow: as in `tests.paths.budget`. turns:
-    heuristics that alternate, one for each step.
+    heuristics that alternate, one for each step. host: whether constants leave, too.
     """
 
     share: float | None = None
@@ -37,6 +38,7 @@ class Conditions(NamedTuple):
     left_out: int = 0
     slow: bool = True
     turns: tuple[str, ...] = ()
+    host: bool = False
 
 
 STRESS = Conditions()
@@ -83,7 +85,11 @@ def compare(
         heuristic=conditions.heuristic,
         verify=True,
         cost="model",  # decisions do not depend on the machine: failures are reproducible
+        host_budget=f"1GB:{gettempdir()}" if conditions.host else "none",
     ) as session:
+        if conditions.host:
+            session.ledger.least_copy_bytes = 1
+            session.ledger.let_constants_leave()
         if len(program) % 3:  # it trains: then gradients are not searched for in other ways
             torch.optim.SGD([weight])
         try:

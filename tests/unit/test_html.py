@@ -18,7 +18,17 @@ from dtrrun.views.report import build_report
 PICTURES = Path(__file__).parents[1] / "pictures"
 HOSTILE = f"</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{EVIL}\u2028\ud800"
 VOID = {"meta", "link", "img", "br", "hr", "input", "rect"}
-PARTS = ("wall", "operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator", "other")
+PARTS = (
+    "wall",
+    "operators",
+    "rematerialization",
+    "scoring",
+    "search",
+    "bookkeeping",
+    "allocator",
+    "host",
+    "other",
+)
 SAMPLED = (
     "seconds",
     "resident_least_bytes",

@@ -63,6 +63,7 @@ def test_all_reach_the_settings(folder):
         "cost": "model",
         "costs": str(costs),
         "over_budget": "warn",
+        "host_budget": f"2GB:{folder}",
         "return_memory": "always",
         "compile": "eager",
         "max_slowdown": "2",
@@ -91,7 +92,7 @@ def test_all_reach_the_settings(folder):
     assert (found.html, found.trace, settings.trace_events) == ("out.html", "trace.json.gz", False)
     assert (settings.max_steps, settings.verify, settings.record_dir) == (5, True, None)
     assert (found.json, found.live, settings.quiet, found.python) == ("out.json", "never", True, "python3")
-    assert found.on_violation == "stop"
+    assert (found.on_violation, settings.host_budget) == ("stop", f"2GB:{folder}")
 
 
 def test_command_line_then_environment_then_profile_then_pyproject(folder):

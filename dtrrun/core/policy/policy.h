@@ -73,6 +73,11 @@ class Policy {
     return heuristic_.function ? divided(node->cost, 1, since) : heuristic_.score(projected_cost(node), 1, since);
   }
 
+  // Returns the score of something with this cost, whose next use is as far away as one would assume at this staleness.
+  double score_of(int64_t cost, int64_t nbytes, int64_t staleness) const {
+    return heuristic_.function ? divided(cost, nbytes, staleness) : heuristic_.score(cost, nbytes, staleness);
+  }
+
   // Returns the resident node with the least score, or null if there is none. `evictable` is called with the node that is about
   // to be chosen, which is passed over if it returns false; it may discard nodes. The chosen node stays in the pool until its
   // eviction is reported.

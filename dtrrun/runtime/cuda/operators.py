@@ -104,7 +104,10 @@ class CudaOperators:
         touched = [self._ledger.versions.get(version.key) for version in call.versions]
         touched += [self._slow_path.version_of(tensor) for tensor in outputs_of(call.result, [])]
         for version in touched:
-            if version is not None and version.operation is not None:
+            if version is None:
+                continue
+            version.fixed = True
+            if version.operation is not None:
                 self._slow_path.dtr.recipes.make_constant(version, "side stream")
                 self.side_storages += 1
                 self._warn(SIDE_STREAM)

@@ -125,6 +125,11 @@ class Cuda:
         """Run a recorded operator."""
         return self.operators.replay(operation, run)
 
+    def run_again(self, run: Callable[[], None], nbytes: int) -> None:
+        """Call a function that allocates so many bytes, and has found no memory. Raises BudgetError."""
+        self.retry.refused = nbytes
+        self.retry.attempt(run, "a tensor that comes back from the host", nbytes)
+
     @property
     def capturing(self) -> bool:
         """Whether a CUDA graph is being captured."""

@@ -161,8 +161,10 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
     a step like those before. A rehearsal tells what is enough for another step like this one. In the first
     step, the program may be about to do more than that, so the larger of both estimates is advised.
     """
-    estimate = expected_budget(refused)
     ledger, error, training = refused.ledger, refused.error, refused.training
+    if ledger.constants_leave:
+        return _beside_the_host(refused, plain, growth)
+    estimate = expected_budget(refused)
     beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
     beside += growth
     so_far, least, trains = plain.so_far + beside, error.least_bytes, estimate.trains
@@ -206,6 +208,21 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
         return advised
     basis = _basis(estimate, plain, calls, kept, less=advised.expected > so_far)
     return advised._replace(basis=basis + (POOLS if growth else ""))
+
+
+def _beside_the_host(refused: Refused, plain: Plain, growth: int) -> Advised:
+    """Return the budgets for a program whose constants leave for the host: operators' tensors have to fit."""
+    ledger, signatures, _, error, inputs, _, _ = refused
+    beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0) + growth
+    seen: Iterable[Any] = ledger.versions.values()
+    stays = sum(one.nbytes for one in seen if one.resident and one.operation is None and not one.leaves)
+    stays += sum(ledger.pinned_blocks().values()) + beside
+    calls = [Sizes(one, set()) for one in signatures if not one.operator.view]
+    known = [*calls, *(Recorded(one, set()) for one in _operations(ledger, inputs))]
+    most = max((one.nbytes + one.waiting for one in known if not one.updates), default=0)
+    expected = int(MARGIN * max(stays + most, error.least_bytes))
+    advised = Advised.of(error.least_bytes, expected, expected, plain.run + beside if plain.run else 0, 1.0)
+    return advised if plain.run else advised._replace(basis=SO_FAR)
 
 
 def _basis(estimate: Estimate, plain: Plain, calls: int, kept: int, *, less: bool) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Version
-from dtrrun.core.history import History
-from dtrrun.core.ledger import Ledger
 from dtrrun.runtime.observe.training_memory import as_in, phase
 
 
@@ -28,31 +27,26 @@ class Seen(NamedTuple):
     pin: str | None
     operation: Operation | None
     escaped: bool
+    leaves: bool  # whether it may leave for the host, once no operator needs it
 
 
-def _seen(one: Version) -> Seen:
-    return Seen(
-        one.key,
-        one.nbytes,
-        one.age,
-        one.resident,
-        one.locks,
-        one.used,
-        one.pin,
-        one.operation,
-        one.escaped,
-    )
+def _seen(one: Version, leaves: bool = False) -> Seen:
+    facts = one.key, one.nbytes, one.age, one.resident, one.locks, one.used, one.pin, one.operation
+    return Seen(*facts, one.escaped, leaves)
 
 
 class Moment:
     """A ledger as it was. It has what advice, labels and hints read of a `Ledger`, and of a `History`."""
 
-    def __init__(self, ledger: Ledger, history: History, inputs: Sequence[Version]) -> None:
+    def __init__(self, dtr: DTR, inputs: Sequence[Version]) -> None:
+        ledger, history = dtr.ledger, dtr.history
         self.key_of, self.device_type = ledger.key_of, ledger.device_type
         self.budget_bytes, self.limit = ledger.budget_bytes, ledger.limit
         self.former_step_age = history.former_step_age
         self.age, self.step_age, self.overhead = ledger.age, ledger.step_age, dict(ledger.overhead)
-        self.versions = {key: _seen(one) for key, one in ledger.versions.items()}
+        self.constants_leave = ledger.constants_leave
+        leaves = dtr.eviction.could_leave if ledger.constants_leave else lambda _: False
+        self.versions = {key: _seen(one, leaves(one)) for key, one in ledger.versions.items()}
         self.scratch = [_seen(one) for one in ledger.scratch]
         self.inputs = [_seen(one) for one in inputs]
         self._blocks = ledger.pinned_blocks()

@@ -52,6 +52,7 @@ def counters(session: Session) -> dict[str, int]:
         "process_peak_bytes": resident_peak(),
         **session.times(),
         **session.device.counters(),
+        **session.host.counters(),
     }
 
 

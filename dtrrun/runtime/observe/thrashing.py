@@ -6,7 +6,7 @@ without an optimizer, which has no steps, each `SPAN_NS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.steps import MOST, overhead_ns, own_ns
@@ -60,7 +60,7 @@ class Thrashing:
         if not self._warning:
             self._warning = (
                 f"steps take more than {self._most:g} times as long as their own work ({steps}: "
-                f"{found:.1f} times), because they recompute so much; {self._help()}"
+                f"{found:.1f} times), because they {_doing(step)} so much; {self._help()}"
             )
         self._warn(self._warning)
 
@@ -79,7 +79,7 @@ class Thrashing:
         self._stop(f"{seconds:.0f} s have taken {found:.1f} times as long as the program's own work in them")
         self._warn(
             f"the program takes more than {self._most:g} times as long as its own work, because it "
-            f"recomputes so much; {self._help()}"
+            f"has to {_doing(span)} so much; {self._help()}"
         )
 
     @property
@@ -129,3 +129,9 @@ class Thrashing:
         first = window.get("index", step["index"])
         self._window = {name: value + window.get(name, 0) for name, value in step.items()} | {"index": first}
         return first
+
+
+def _doing(times: Mapping[str, int]) -> str:
+    """Return what takes the time of a step that thrashes."""
+    copies = times.get("host_ns", 0) > times.get("rematerialization_ns", 0)
+    return "copy to the host and back" if copies else "recompute"

@@ -13,6 +13,9 @@ from dtrrun.core.graph import Version
 from dtrrun.runtime.cuda.sums import Sum, Sums
 from dtrrun.runtime.guards import aside
 
+COPIED_BACK = "a copy from the host"
+"""Stands for the operator of a constant that had left (`core/host.h`)."""
+
 
 class Fingerprints:
     """Counts comparisons and mismatches, by the operator that made the storage.
@@ -46,8 +49,8 @@ class Fingerprints:
     def compare(self, version: Version) -> None:
         storage, before, version.fingerprint = version.memory(), version.fingerprint, None
         assert storage is not None
-        assert version.operation is not None
-        nbytes, name = _extent(version, storage), version.operation.signature.operator.name
+        nbytes, maker = _extent(version, storage), version.operation
+        name = COPIED_BACK if maker is None else maker.signature.operator.name
         if isinstance(before, bytes):
             self._count(before == _on_host(storage, nbytes), name, version.nbytes)
         elif (after := self._on_gpu(storage, nbytes)) is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.jit._script import RecursiveScriptModule
 
-from dtrrun.runtime.access import Reach
+from dtrrun.runtime.access import Access
 from dtrrun.runtime.patches.passing import FUNCTIONS as PASSING
 from dtrrun.runtime.patches.passing import (
     TAKE_STORAGES,
@@ -63,6 +63,9 @@ SCRIPTS_SAVED = (
 )
 """Methods of scripted modules that write the memory of their tensors to a file, in C++."""
 
+OF_STORAGES = ("nbytes", "_write_file", "_set_from_file")
+"""Methods of storages that `torch.save` and `torch.load` call when, or before, they access the memory."""
+
 STATES: tuple[tuple[Any, str], ...] = ((torch.random, "set_rng_state"), (torch.cuda, "set_rng_state"))
 """These read the state of a random generator from a tensor. `Generator.set_state` cannot be replaced."""
 
@@ -76,11 +79,11 @@ _PYTHON = torch._C.DispatchKey.Python
 class Escapes:
     """The patches of one session.
 
-    `reach` is called before each access. `own` returns a context for what is our own work.
+    `own` returns a context for what is our own work.
     """
 
-    def __init__(self, reach: Reach, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._reach, self._own = reach, own
+    def __init__(self, access: Access, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._access, self._reach, self._own = access, access.reach, own
         self._patches = Patches()
 
     def install(self) -> None:
@@ -98,6 +101,8 @@ class Escapes:
             self._wrap(owner, name, writes=False, exposes=False, around=passing)
         for name in SCRIPTS_SAVED:
             self._patches.wrap(RecursiveScriptModule, name, self._saved)
+        for name in OF_STORAGES:
+            self._patches.wrap(torch.UntypedStorage, name, self._passed)
         for owner, name in KERNELS:
             self._patches.wrap(owner, name, self._launched, optional=True)  # in a PyTorch for GPUs
         [(owner, name), *aliases] = EXPOSING_FUNCTIONS
@@ -120,6 +125,7 @@ class Escapes:
         def make(original: Function) -> Function:
             def patched(*args: Any, **kwargs: Any) -> Any:
                 if takes_storage and (ends := until_return()) is not None:
+                    self._one_by_one(ends)
                     ends.append(self._reach(args[0], False, False))
                     return original(*args, **kwargs)
                 if takes_storage and is_asked_for_facts(caller()):
@@ -142,6 +148,20 @@ class Escapes:
             return patched
 
         self._patches.wrap(owner, name, make, *aliases)
+
+    def _one_by_one(self, ends: list[Callable[[], None]]) -> None:
+        """Release what has been taken before, if not all of it need fit into the budget."""
+        while ends and self._access.constants_leave:
+            ends.pop()()
+
+    def _passed(self, original: Function) -> Function:
+        def patched(storage: torch.UntypedStorage, *args: Any) -> Any:
+            if (ends := until_return()) is not None and self._access.constants_leave:
+                self._one_by_one(ends)
+                ends.append(self._access.lock_storage(storage, writes=original.__name__ == "_set_from_file"))
+            return original(storage, *args)
+
+        return patched
 
     def _saved(self, original: Function) -> Function:
         def patched(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -134,6 +134,7 @@ class Gathered:
             self._prune_at = 2 * len(self._weights) + 64
         if version.used:  # by something that has not been noted
             group.returns = False
+        version.fixed = True  # the program frees and fills the storage itself
         self._keep([version], GATHERED)
         self._weights[version.key] = Weight(version, group)
 

@@ -2,7 +2,7 @@
 // The charts of a dtrrun report, on uPlot. Colours are the page's CSS variables: they follow light and dark.
 
 const dtrrunCharts = (() => {
-  const PARTS = ["operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator", "other"];
+  const PARTS = ["operators", "rematerialization", "scoring", "search", "bookkeeping", "allocator", "host", "other"];
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
@@ -95,7 +95,8 @@ const dtrrunCharts = (() => {
   function time(process) {
     const { steps } = process;
     const per = (name) => steps[name].map((value, place) => value / steps.count[place]);
-    const parts = PARTS.filter((name) => name !== "allocator" || (steps[name] || []).some(Boolean)); // on a GPU, if ever
+    const rare = ["allocator", "host"];
+    const parts = PARTS.filter((name) => !rare.includes(name) || (steps[name] || []).some(Boolean));
     const own = parts.map(per);
     const stacked = [];
     own.forEach((values, place) => {

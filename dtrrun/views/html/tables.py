@@ -16,6 +16,7 @@ from dtrrun.views.text import (
     counts_of,
     duration,
     exceeded,
+    host_words,
     least_budget,
     longest_seconds,
     native_share,
@@ -102,6 +103,9 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
     yield "evictions", f"{report['evictions']:,}", format_size(report["evicted_bytes"])
     found = report["rematerializations"]
     yield "rematerializations", f"{found:,}", f"in {duration(report['seconds']['rematerialization'])}"
+    if host := host_words(report):
+        out, _, rest = host.partition(", ")
+        yield "host", out, rest
     yield "steps", f"{report['steps']:,}", f"in {duration(longest_seconds(report))}"
     yield "exit status", f"{report['exit_code']:d}", ""
 
