@@ -22,6 +22,7 @@ from dtrrun.cli.command import command_of, given_to, options_of
 from dtrrun.cli.messages import discard, if_someone_reads, say, to_stdout
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, NOT_FOUND, USAGE, LaunchError
 from dtrrun.launch.signals import number_of
+from dtrrun.monitor.nvml import use_pynvml
 from dtrrun.sizes import parse_size
 
 VERBS = ("run", "peak", "record", "profile", "simulate", "smoke", "top", "report", "compare", "doctor")
@@ -44,6 +45,7 @@ UsageError: Any = typer.BadParameter.__base__
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line `arguments` (by default those of the process) and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    use_pynvml()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller (`2>&-`)
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends

@@ -1,6 +1,7 @@
 """NVML through ctypes, as far as dtrrun uses it. Names, results and errors are those of the module pynvml.
 
-The library comes with the driver. The program's environment, in which the session uses it, may lack pynvml.
+The library comes with the driver. The session uses it too, in the program's environment, which may lack
+pynvml.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ProcessInfo(Structure):
 
 
 class Library:
-    """What the module pynvml has, as attributes. Raises NVMLError."""
+    """Stand-in for the module pynvml. Raises NVMLError."""
 
     NVMLError = NVMLError
     NVMLError_FunctionNotFound = NVMLError_FunctionNotFound

@@ -1,7 +1,8 @@
-"""dtrrun's use of NVML. `nvml` is a `libnvml.Library`, or a test's substitute.
+"""dtrrun's use of NVML. `nvml` is the module pynvml, a `libnvml.Library`, or a test's substitute.
 
 Every call into the driver may fail at any time: the functions here raise `nvml.NVMLError`, unless they
-document None for that case.
+document None for that case. The launcher uses pynvml, on which it depends (`use_pynvml`); the program's
+process may lack it, or have another package of that name.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from dtrrun.monitor.libnvml import Library
@@ -17,6 +19,13 @@ NOT_AVAILABLE = 1 << 63
 """Sizes of at least this mean that none is available: NVML_VALUE_NOT_AVAILABLE is 2^64 - 1."""
 LISTS = ("Compute", "Graphics", "MPSCompute")
 LIBRARY: Any = Library()
+
+
+def use_pynvml() -> None:
+    """Use pynvml from now on, if it can be imported."""
+    global LIBRARY
+    with suppress(ImportError):
+        LIBRARY = import_module("pynvml")
 
 
 class NvmlUnavailable(Exception):
