@@ -343,6 +343,15 @@ PyObject* note_tensors(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+PyObject* note_wrapper(PyObject*, PyObject* args) {
+  PyObject *tensor, *inner;
+  if (!PyArg_ParseTuple(args, "OU", &tensor, &inner)) return nullptr;
+  return guarded([&] {
+    if (interposer && is_tensor(tensor)) interposer->recent.add_wrapper(tensor_of(tensor), inner);
+    return Ref::copy(Py_None).release();
+  });
+}
+
 PyObject* needed_without(PyObject*, PyObject* args) {
   PyObject* versions;
   long long from;
@@ -507,6 +516,8 @@ PyMethodDef session_functions[] = {
      "learn_measured(signature, needed, made): learn from such a call, which has had `needed` bytes at once (-1: not measured),\n"
      "of which its results take `made`."},
     {"note_tensors", note_tensors, METH_O, "note_tensors(on): note each tensor that an operator makes from now on, or forget them."},
+    {"note_wrapper", note_wrapper, METH_VARARGS,
+     "note_wrapper(tensor, inner): note a tensor that refers to another, which is its attribute `inner`."},
     {"needed_without", needed_without, METH_VARARGS,
      "needed_without(constants, since, all): return the versions that would be recomputed from these constants, of tensors noted since\n"
      "then that somebody but autograd's graph holds, or of all; and the number for the next `since`."},

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "arrival.h"
@@ -18,16 +19,16 @@ TORCH_API int get_current_graph_task_id();  // from torch/csrc/autograd/graph_ta
 
 namespace dtrrun {
 
-// Returns whether Python code refers to a tensor, to which the caller has a reference.
+// Returns how many references Python code has to a tensor, to which the caller has one, too.
 template <class Impl>
-bool is_held_by_python(Impl* tensor) {
+Py_ssize_t references_in_python(Impl* tensor) {
   auto* slot = tensor->pyobj_slot();
   PyObject* object = object_in(slot);
-  if (object == nullptr) return false;
-  if constexpr (requires { slot->owns_pyobj(); })
-    return !slot->owns_pyobj();  // before 2.10: once Python has let go of the object, the tensor keeps it
+  if (object == nullptr) return 0;
+  if constexpr (requires { slot->owns_pyobj(); })  // before 2.10: once Python has let go of the object, the tensor keeps it
+    return Py_REFCNT(object) - (slot->owns_pyobj() ? 1 : 0);
   else
-    return Py_REFCNT(object) > 1;  // one reference is that of the tensor
+    return Py_REFCNT(object) - 1;  // the tensor has one
 }
 
 class RecentTensors {
@@ -47,13 +48,29 @@ class RecentTensors {
       one.storage.emplace(ImplRef::reclaim_copy(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()));
     all_.push_back(std::move(one));
   }
-  void forget() { all_.clear(); }
+  // Notes a tensor that refers to another, which is its attribute `inner`. If only autograd refers to the first, the same holds for
+  // the second. inner: an interned string.
+  void add_wrapper(const at::Tensor& tensor, PyObject* inner) {
+    if (wrappers_.size() >= prune_wrappers_at_) prune_wrappers();
+    wrappers_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), Ref::copy(inner)});
+  }
+  void forget() {
+    all_.clear();
+    wrappers_.clear();
+  }
   int64_t count() const { return count_; }
 
   // Returns the versions of tensors noted since `from` (a number from `count`) to which Python code refers; and of all that were made
   // in a backward pass: while a gradient is on its way, only autograd's engine refers to it.
   VersionList held(int64_t from) {
     prune();
+    auto wrapped = references_of_wrappers();
+    auto is_held = [&](c10::TensorImpl* tensor) {
+      Py_ssize_t references = references_in_python(tensor);
+      if (references == 0 || wrapped.empty()) return references != 0;
+      auto by_wrappers = wrapped.find(object_in(tensor->pyobj_slot()));
+      return by_wrappers == wrapped.end() || references > by_wrappers->second;
+    };
     VersionList found;
     std::unordered_set<const Version*> seen;
     for (const One& one : all_) {
@@ -61,7 +78,7 @@ class RecentTensors {
       const c10::StorageImpl* storage = nullptr;
       if (one.storage) {
         if (auto kept = one.storage->lock()) storage = kept.get();
-      } else if (auto tensor = one.tensor.lock(); tensor && is_held_by_python(tensor.get())) {
+      } else if (auto tensor = one.tensor.lock(); tensor && is_held(tensor.get())) {
         storage = tensor->unsafe_storage().unsafeGetStorageImpl();
       }
       Version* version = storage == nullptr ? nullptr : versions_.at(storage);
@@ -84,11 +101,35 @@ class RecentTensors {
     prune_at_ = 2 * all_.size() + FEW;
   }
 
+  struct Wrapper {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    Ref inner;  // the name of its attribute
+  };
+
+  void prune_wrappers() {
+    auto is_gone = [](const Wrapper& one) { return one.tensor.expired(); };
+    wrappers_.erase(std::remove_if(wrappers_.begin(), wrappers_.end(), is_gone), wrappers_.end());
+    prune_wrappers_at_ = 2 * wrappers_.size() + FEW;
+  }
+  // Returns how many references to Python's tensors belong to wrappers to which Python code does not refer itself.
+  std::unordered_map<PyObject*, Py_ssize_t> references_of_wrappers() {
+    prune_wrappers();
+    std::unordered_map<PyObject*, Py_ssize_t> found;
+    for (const Wrapper& one : wrappers_) {
+      auto tensor = one.tensor.lock();
+      if (!tensor || references_in_python(tensor.get()) != 0) continue;
+      PyObject* object = object_in(tensor->pyobj_slot());
+      if (object != nullptr) found[checked(PyObject_GetAttr(object, one.inner.get())).get()]++;
+    }
+    return found;
+  }
+
   static constexpr size_t FEW = 256;
 
   const TensorVersions& versions_;
   std::vector<One> all_;
-  size_t prune_at_ = FEW;
+  std::vector<Wrapper> wrappers_;
+  size_t prune_at_ = FEW, prune_wrappers_at_ = FEW;
   int64_t count_ = 0;  // of all that have ever been noted
 };
 

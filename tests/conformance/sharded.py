@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -350,6 +351,15 @@ def by_hybrid_sharding() -> Any:
     return train(sharded(*blocks(), mesh=mesh))
 
 
+def with_tensor_parallelism() -> Any:
+    shape = (max(dist.get_world_size() // 2, 1), min(dist.get_world_size(), 2))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+    parts = blocks()
+    for block in parts:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return train(sharded(*parts, mesh=mesh["data"]))
+
+
 def freed_to_smaller_shards() -> Any:
     return train(sharded(*blocks(), reshard_after_forward=2))
 
@@ -380,8 +390,15 @@ DEAR = (
     prefetched,
     evaluated_and_clipped,
     loaded_and_saved,
+    with_tensor_parallelism,
 )
-IN_FOUR = (train_plain, kept_by_its_module, by_hybrid_sharding, freed_to_smaller_shards)
+IN_FOUR = (
+    train_plain,
+    kept_by_its_module,
+    by_hybrid_sharding,
+    with_tensor_parallelism,
+    freed_to_smaller_shards,
+)
 
 
 def main(store: str, rank: int, size: int) -> None:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from programs import check_stress, in_memory
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dtrrun
 from dtrrun.runtime.observe.training_memory import find_training
@@ -118,3 +120,16 @@ def test_only_what_is_read_meanwhile_stays():
         assert in_memory(y)
         assert in_memory(model[0].kept)
         assert not in_memory(y.grad_fn._saved_mat1)  # what `tanh` has made, which only autograd holds
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_only_a_distributed_tensor_refers_to_is_evicted():
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    with dtrrun.budget(1, over_budget="evict") as session:
+        block = sharded.Block()
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        model = fully_shard(nn.Sequential(fully_shard(block, mesh=mesh["data"])), mesh=mesh["data"])
+        y = model(sharded.batch())
+        torch.ones(8) * 2  # makes room
+        assert in_memory(y)
+        assert session.ledger.evicted_bytes >= 64 * 4 * sharded.D * 4  # the activation between the two

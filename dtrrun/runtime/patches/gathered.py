@@ -84,6 +84,7 @@ class Gathered:
             self._patches.wrap(module._fsdp_param_group.FSDPParamGroup, "wait_for_unshard", self._gathering)
             self._patches.wrap(module._fsdp_param, "free_storage", self._freeing)
             self._patches.wrap(module._fsdp_param, "alloc_storage", self._allocating)
+            self._patches.wrap(module._fsdp_param.DTensor, "__init__", self._wrapping)
 
         self._forget_import = after_import(PACKAGE, imported)
 
@@ -184,6 +185,18 @@ class Gathered:
             figures = aside(self._sums.read)  # waits for the GPU
             return bool(figures[before.slot] == figures[now.slot])
         return before is not None and before == now
+
+    # -- tensors that wrap others ------------------------------------------------------------------------
+
+    def _wrapping(self, original: Function) -> Function:
+        """A `DTensor` refers to its part, from Python. Autograd may be all that refers to the `DTensor`."""
+
+        def init(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            original(tensor, *args, **kwargs)
+            if self._notes:
+                self._native.note_wrapper(tensor, "_local_tensor")
+
+        return init
 
     # -- they leave ------------------------------------------------------------------------------------
 
