@@ -18,6 +18,7 @@ own_storage_of = torch._C.TensorBase.untyped_storage
 """The unpatched method: `escapes` patches that of torch.Tensor."""
 _storage_of: Any = own_storage_of
 address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+nbytes_of: Any = torch._C.StorageBase.nbytes  # type: ignore[attr-defined]
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
 CPU_ROUNDING = 64  # whole cache lines

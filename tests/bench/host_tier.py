@@ -5,7 +5,7 @@ import tempfile
 from tests.bench.runs import Run, difference, inside, inside_once, plain_once
 from tests.bench.section import Section
 
-TITLE = "28. In less than recomputation needs"
+TITLE = "29. In less than recomputation needs"
 EXAMPLES = ("transformer", "unet", "vae", "unrolled_gan", "treelstm", "lstm", "resnet", "densenet", "amp")
 QUICK = ("transformer", "vae")
 STEP = 5

@@ -1,5 +1,10 @@
 """The processes of a target that run under the budget: those that may train, not their helpers."""
 
+import json
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from modes import MODES
 
@@ -93,6 +98,54 @@ def test_torchrun_with_ddp_and_data_loader_workers(program, plain, dtrrun, tmp_p
     assert [lines[1] for lines in found] == ["['dtrrun']"] * 2
     assert sorted(process["rank"] for process in ended.processes) == [0, 1]  # no agent and no worker
     assert all(process["steps"] == 2 and process["evictions"] > 0 for process in ended.processes)
+
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+layers = [layer for _ in range(12) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+parts = [torch.nn.Sequential(*layers[place : place + 6]) for place in range(0, 24, 6)]
+model = torch.nn.Sequential(*map(fully_shard, parts))
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(dist.get_rank())
+for _ in range(2):
+    model(torch.randn(2000, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(*[weight.to_local().sum().item().hex() for weight in model.parameters()])
+dist.destroy_process_group()
+"""
+
+
+def test_two_nodes(program, plain, tmp_path):
+    """Each has a launcher and a report of its own. Here, both are on this machine."""
+    program("train.py", SHARDED)
+
+    def run(*before):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        where = f"--nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port}"
+        with ThreadPoolExecutor(2) as pool:
+            nodes = [
+                pool.submit(
+                    plain, *(word.format(node) for word in before), "torchrun", *where.split(), "train.py"
+                )
+                for node in range(2)
+            ]
+        ended = [node.result() for node in nodes]
+        assert [one.status for one in ended] == [0, 0], ended[0].err + ended[1].err
+        return sorted(one.out for one in ended)
+
+    expected = run()
+    found = run(sys.executable, "-m", "dtrrun", "--budget", "5MB", "--json", str(tmp_path / "node{}.json"))
+    assert found == expected
+    reports = [json.loads((tmp_path / f"node{node}.json").read_text()) for node in range(2)]
+    assert sorted(process["rank"] for report in reports for process in report["processes"]) == [0, 1]
+    assert all(report["evictions"] > 0 and report["peak_bytes"] <= 5_000_000 for report in reports)
 
 
 def test_a_child_of_os_fork_that_trains_is_told_of(program, dtrrun):

@@ -202,13 +202,16 @@ class Gathered:
 
     def _freeing(self, original: Function) -> Function:
         def free_storage(tensor: torch.Tensor) -> None:
-            self._resize(tensor, 0) or original(tensor)
+            if type(tensor) is not torch.Tensor or not self._resize(tensor, 0):
+                original(tensor)
 
         return free_storage
 
     def _allocating(self, original: Function) -> Function:
         def alloc_storage(tensor: torch.Tensor) -> None:
-            self._resize(tensor, tensor.numel() * tensor.itemsize) or original(tensor)
+            plain = type(tensor) is torch.Tensor
+            if not (plain and self._resize(tensor, tensor.numel() * tensor.itemsize)):
+                original(tensor)
 
         return alloc_storage
 
@@ -216,7 +219,7 @@ class Gathered:
         """Resize a tensor's storage, unless it is not that of a gathered weight. Raises the budget error."""
         with self._slow_path.own(), unseen():
             storage = memory.own_storage_of(tensor)
-            if storage.nbytes() == nbytes:
+            if memory.nbytes_of(storage) == nbytes:
                 return True
             joins()
             with self._slow_path.lock:
