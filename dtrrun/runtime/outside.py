@@ -17,7 +17,7 @@ from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.patches.registry import Function, Patches
-from dtrrun.runtime.storage import rounded
+from dtrrun.runtime.storage import rounded, size_of
 
 SHARES = ("_share_fd_cpu_", "_share_filename_cpu_")
 """Methods that move a storage to shared memory, if it is not there yet."""
@@ -65,7 +65,7 @@ class Outside:
     def _sharing(self, original: Function) -> Function:
         def share(storage: Any, *args: Any) -> Any:
             if not storage.is_shared():
-                self._make_room(rounded(storage.nbytes()))
+                self._make_room(size_of(storage))
             return original(storage, *args)
 
         return share

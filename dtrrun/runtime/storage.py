@@ -19,6 +19,7 @@ own_storage_of = torch._C.TensorBase.untyped_storage
 _storage_of: Any = own_storage_of
 address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 nbytes_of: Any = torch._C.StorageBase.nbytes  # type: ignore[attr-defined]
+bytes_of: Any = torch._C.StorageBase.nbytes  # type: ignore[attr-defined]  # and see `escapes`
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 
 CPU_ROUNDING = 64  # whole cache lines
@@ -55,12 +56,12 @@ def rounded(nbytes: int) -> int:
 
 def size_of(storage: torch.UntypedStorage) -> int:
     """Return m(t): the bytes that a storage takes."""
-    return rounded(storage.nbytes())
+    return rounded(bytes_of(storage))
 
 
 def holds(storage: torch.UntypedStorage, nbytes: int) -> bool:
     """Return whether a storage takes `nbytes` bytes."""
-    return rounded(storage.nbytes()) == nbytes
+    return rounded(bytes_of(storage)) == nbytes
 
 
 @functools.cache
@@ -143,7 +144,8 @@ def is_ours(storage: torch.UntypedStorage) -> bool:
 def span_of(storage: torch.UntypedStorage) -> tuple[int, int]:
     """Return the start and end address of a storage that is in memory."""
     start = address_of(storage)
-    return start, start + storage.nbytes()
+    size: int = bytes_of(storage)
+    return start, start + size
 
 
 def mapping_of(span: tuple[int, int]) -> str:
