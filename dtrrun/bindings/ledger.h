@@ -363,7 +363,8 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
   };
 #define DTRRUN_FIGURE(name) {#name, get_figure<&Ledger::name>, set_figure<&Ledger::name>, nullptr, nullptr}
   static PyGetSetDef computed[] = {
-      DTRRUN_FIGURE(age), DTRRUN_FIGURE(clock), DTRRUN_FIGURE(step_age), DTRRUN_FIGURE(resident_bytes),
+      DTRRUN_FIGURE(age), DTRRUN_FIGURE(clock), DTRRUN_FIGURE(step_age), DTRRUN_FIGURE(step_began),
+      DTRRUN_FIGURE(step_work), DTRRUN_FIGURE(resident_bytes),
       DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(peak_bytes),
       DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
       DTRRUN_FIGURE(recomputed_cost),

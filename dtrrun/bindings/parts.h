@@ -146,6 +146,7 @@ inline PyTypeObject* make_eviction_type(const std::string& module) {
       DTRRUN_NUMBER("evicted_bytes_total", eviction, &Eviction::evicted_bytes_total),
       DTRRUN_NUMBER("over_budget", eviction, &Eviction::over_budget),
       DTRRUN_NUMBER("making_room_ns", eviction, &Eviction::making_room_ns),
+      DTRRUN_NUMBER("dear_part", eviction, &Eviction::dear_part),
       DTRRUN_NUMBER("replaying", ledger, &Ledger::replaying),
       {"warn_only", [](PyObject* self, void*) { return PyBool_FromLong(core_of_part(self).eviction.warn_only); },
        [](PyObject* self, PyObject* value, void*) {

@@ -17,7 +17,7 @@ from dtrrun.cli.options import collect
 from dtrrun.cli.profiles import SHIPPED, Given, folders
 from dtrrun.cli.report_file import check_writable, report_writer, write_each
 from dtrrun.cli.sweeping import import_from_here, shown
-from dtrrun.core.heuristics import FIRST, make_heuristic
+from dtrrun.core.heuristics import STEADY, make_heuristic
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
@@ -76,7 +76,7 @@ class Profile:
     )
     steps: int = option("How many optimizer steps each run makes.", HOW, 5)
     heuristic: Sequence[str] = option(
-        "The heuristics to choose from.", HOW, ("h_dtr_eq", "h_chain", FIRST), read=values.heuristics
+        "The heuristics to choose from.", HOW, ("h_dtr_eq", "h_chain", STEADY), read=values.heuristics
     )
     checks: int = option(
         "How many budgets of the curve to check by a real run, besides the minimum.",

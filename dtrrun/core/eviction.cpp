@@ -20,7 +20,7 @@ bool Eviction::evict_to(int64_t most) {
   while (ledger_.resident_bytes > most) {
     if (deallocation_.free_unread_scratch(evictions)) continue;
     int64_t began = ledger_.backend.begins();
-    VersionRef victim(ledger_.policy->select(ledger_.clock, [&](Node* node) { return may_be_evicted(as_version(node)); }));
+    VersionRef victim = choose();
     if (began != 0) ledger_.backend.searched(victim.get(), began);
     VersionRef constant = constant_in_place_of(victim.get());
     if (constant && send(constant.get())) continue;
@@ -37,6 +37,43 @@ bool Eviction::evict_to(int64_t most) {
   }
   making_room_ns += now_ns() - started;
   return done;
+}
+
+VersionRef Eviction::choose() {
+  auto select = [&](const Evictable& evictable) { return VersionRef(ledger_.policy->select(ledger_.clock, evictable)); };
+  auto possible = [&](Node* node) { return may_be_evicted(as_version(node)); };
+  int64_t dear = dear_from();
+  if (dear == UNLIMITED) return select(possible);
+  int passed_over = 0;
+  VersionRef found = select([&](Node* node) {
+    if (!possible(node)) return false;
+    if (passed_over == MOST_PASSED_OVER || as_version(node)->scratch || !is_dear(as_version(node), dear)) return true;
+    passed_over++;
+    return false;
+  });
+  bool is_cheap = found && passed_over < MOST_PASSED_OVER;
+  return is_cheap || passed_over == 0 ? std::move(found) : select(possible);
+}
+
+int64_t Eviction::dear_from() const {
+  if (dear_part == 0 || goes_over()) return UNLIMITED;
+  int64_t cost = std::max(ledger_.step_work, ledger_.own_work() - ledger_.step_began) / dear_part;
+  return cost > 0 ? cost : UNLIMITED;
+}
+
+bool Eviction::is_dear(Version* one, int64_t cost) {
+  pending_.assign(1, one);
+  counted_.clear();
+  while (!pending_.empty()) {
+    Recorded* maker = maker_of(pending_.back());
+    pending_.pop_back();
+    if (maker == nullptr || !counted_.insert(maker).second) continue;
+    cost -= maker->signature->cost;
+    if (cost <= 0 && counted_.size() > FEW) return true;
+    for (Node* source : *maker)
+      if (!as_version(source)->resident) pending_.push_back(as_version(source));
+  }
+  return false;
 }
 
 bool Eviction::evict_if_possible(Version* one) {

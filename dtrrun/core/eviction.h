@@ -11,6 +11,9 @@ class Eviction {
   Eviction(Ledger& ledger, Recipes& recipes, Deallocation& deallocation)
       : ledger_(ledger), recipes_(recipes), deallocation_(deallocation) {}
 
+  // What takes more than this part of a step to recompute is evicted last: a quarter. 0: nothing is. Variable for experiments
+  // (`tests/bench/replays.py`).
+  int64_t dear_part = 4;
   bool warn_only = false;  // exceed the budget and count it, instead of raising
   bool adapts = false;     // the limit rises to what has not fitted; otherwise everything is evicted at each operator, over the budget
   int64_t evictions = 0, evicted_bytes_total = 0, making_room_ns = 0;
@@ -66,6 +69,21 @@ class Eviction {
   void bring_back(Version* one);
 
  private:
+  static constexpr int MOST_PASSED_OVER = 64;  // dear versions, in the search for one that is not
+  static constexpr size_t FEW = 64;            // operations fit into memory together, whatever they cost
+
+  // Returns the version to be evicted next, or null.
+  //
+  // What takes long to recompute goes last, whatever its score. Such a version, a gradient of the middle of a network, needs most of
+  // the forward pass and of the backward pass so far. If there is no room for all of that, its recomputation takes many times as
+  // long as its recipes together. Scores do not know this, and a neighbourhood that is only estimated hides what is cheap.
+  VersionRef choose();
+  // Returns the cost in ns from which a version is dear, or `UNLIMITED`.
+  int64_t dear_from() const;
+  // Returns whether recomputing a version, with all that it needs and is not in memory, costs at least this much and takes more than
+  // a few operations.
+  bool is_dear(Version* one, int64_t cost);
+
   bool fits(int64_t nbytes) const { return ledger_.resident_bytes + nbytes <= ledger_.limit; }
 
   // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or empty.
@@ -87,6 +105,8 @@ class Eviction {
   Ledger& ledger_;
   Recipes& recipes_;
   Deallocation& deallocation_;
+  std::vector<Version*> pending_;               // of `is_dear`, kept for their memory
+  std::unordered_set<const Recorded*> counted_;
 };
 
 }  // namespace dtrrun

@@ -33,6 +33,7 @@ class History:
         self._deallocation = deallocation
         self.cut_age = 0  # the ledger's age when the last cut was made
         self.former_step_age = 0  # `ledger.step_age` of the step before
+        self.former_work = 0  # ns that the step before has taken, without recomputation
 
     def end_step(self) -> None:
         """Limit recipes at the end of an optimizer step, which ends a period."""
@@ -42,6 +43,9 @@ class History:
         self.cut()
         self._deallocation.free_all_unread_scratch()
         self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
+        own = ledger.clock - ledger.recomputed_cost
+        work, ledger.step_began = own - ledger.step_began, own
+        ledger.step_work, self.former_work = max(work, self.former_work), work
 
     def end_period(self) -> None:
         """Limit recipes at the end of an iteration of the program's outer loop."""

@@ -30,6 +30,7 @@ class Ledger {
   int64_t age = 0;    // number of operators so far
   int64_t clock = 0;  // ns: the total cost of all operators run
   int64_t step_age = 0;  // age of the first operator of the present step
+  int64_t step_began = 0, step_work = 0;  // ns: `own_work` when it began, and what the longer of the two steps before has taken
   int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, peak_bytes = 0, step_peak_bytes = 0, freed_bytes = 0;
   int64_t copied_bytes = 0;  // the part of `resident_bytes` in copies of constants
   int64_t plain_peak_bytes = 0;  // the most that the program's tensors took together, whether evicted or not: its peak without dtrrun
@@ -58,6 +59,9 @@ class Ledger {
   int64_t least_copy_bytes = 4096;  // smaller constants are not worth a copy on the host
   int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is on the host
   Backend& backend;
+
+  // Returns the total cost of the program's own operators, in ns.
+  int64_t own_work() const { return clock - recomputed_cost; }
 
   // -- versions --
 

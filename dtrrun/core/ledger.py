@@ -45,6 +45,8 @@ class Ledger:
     age: int  # number of operators so far
     clock: int  # ns: the sum of the costs of all operators run
     step_age: int  # age of the first operator of the present step
+    step_began: int  # ns: `own_work` when it began
+    step_work: int  # ns: what the longer of the two steps before has taken, without recomputation
     resident_bytes: int  # of the program's tensors and of those that dtrrun holds
     evicted_bytes: int
     left_bytes: int  # the part of them that has left for the host

@@ -19,7 +19,7 @@ import torch
 from dtrrun.bindings import graph_of
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
-from dtrrun.core.heuristics import AUTO, FIRST
+from dtrrun.core.heuristics import AUTO, STEADY
 from dtrrun.core.ledger import GIVEN_UP
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, storage, tracebacks
@@ -566,7 +566,7 @@ class Session:
     def _heuristic(self) -> str:
         """The present heuristic, or one that needs no foresight and runs no code of the user's."""
         name = self.settings.heuristic if self.rule is None else str(self.rule["heuristic"])
-        return FIRST if name == AUTO or ":" in name or self.ledger.policy.heuristic.foresight else name
+        return STEADY if name == AUTO or ":" in name or self.ledger.policy.heuristic.foresight else name
 
     def plain_bytes(self) -> int:
         """Return what this command's tensors have taken in earlier runs without a budget; 0 if unknown."""

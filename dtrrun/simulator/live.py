@@ -216,6 +216,9 @@ class _Run:
         ledger.clock, ledger.age = head["clock"], head["age"]
         ledger.step_age = self.dtr.history.cut_age = head["step_age"]
         self.dtr.history.former_step_age = head.get("former_step_age", head["step_age"])
+        ledger.step_began = ledger.clock - head.get("work_so_far", 0)
+        ledger.step_work = head.get("step_work", 0)
+        self.dtr.history.former_work = head.get("former_work", 0)
         self.run = load().LoggedRun(program.program, ledger, self._event, limit)
         self._locks: dict[int, list[Version]] = {}
         self._steps: list[PredictedStep] = []

@@ -148,6 +148,7 @@ def native_share(report: Mapping[str, Any]) -> str | None:
 
 RULES = {
     "first": "the default",
+    "repeating": "the default for steps that are alike",
     "remembered": "learned by an earlier run",
     "searched": "learned from logged steps",
     "varying": "chosen because no two steps are alike",

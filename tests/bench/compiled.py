@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dtrrun
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 from tests.bench.checkpointing import Attention, Blocks
 from tests.bench.section import Section
 
@@ -104,7 +104,7 @@ def ways(program: Program, steps: int) -> dict[int, Callable[[], tuple[float, fl
     theirs, share = peak_of(program, 1), most * 3 // 5
 
     def inside(budget: int | None, compile: str = "auto") -> tuple[float, float]:
-        with dtrrun.budget(budget, device="cpu", heuristic=FIRST, compile=compile):  # no search
+        with dtrrun.budget(budget, device="cpu", heuristic=STEADY, compile=compile):  # no search
             return train(program, steps)
 
     return {

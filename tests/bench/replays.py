@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[str, str, int] | None] = {
     "no scratch is kept": ("deallocation", "scratch_shift", 62),
     "all scratch is kept": ("deallocation", "scratch_shift", 0),
     "no plans": ("rematerializer", "last_planned", 1 << 30),
+    "dear ones by their score": ("eviction", "dear_part", 0),
 }
 """By name: a part of a `DTR`, its attribute and the value to set."""
 

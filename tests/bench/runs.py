@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = Path(__file__).with_name("capture.py")
@@ -60,7 +60,7 @@ def plain(example: str, *arguments: str, **variables: str) -> Run:
 def inside(budget: int | None, example: str, *arguments: str, **variables: str) -> Run:
     """Run under dtrrun; `budget` in bytes, None to count only."""
     options = (
-        [] if budget is None else ["--budget", f"{budget}B", "--heuristic", FIRST]
+        [] if budget is None else ["--budget", f"{budget}B", "--heuristic", STEADY]
     )  # no search in the background
     return _run([sys.executable, "-m", "dtrrun", "--quiet", *options], example, arguments, variables)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import dtrrun
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 from dtrrun.runtime.observe.steps import slowdown
 from dtrrun.telemetry.times import effective
 from tests.bench import advised
@@ -111,7 +111,7 @@ def seconds_of(step: Step, count: int, told: Callable[[], None] = lambda: None) 
 
 
 def session_in(budget: int | str | None) -> Any:
-    return dtrrun.budget(budget, "cpu", heuristic=FIRST)  # no search in the background
+    return dtrrun.budget(budget, "cpu", heuristic=STEADY)  # no search in the background
 
 
 def in_process(make: Callable[[], Step], budget: int | str, rounds: int, first: int, steps: int) -> Timed:
@@ -123,7 +123,9 @@ def in_process(make: Callable[[], Step], budget: int | str, rounds: int, first: 
             torch.manual_seed(0)
             step = make()
             with (
-                dtrrun.budget(budget, "cpu", heuristic=FIRST) if ours else contextlib.nullcontext() as session
+                dtrrun.budget(budget, "cpu", heuristic=STEADY)
+                if ours
+                else contextlib.nullcontext() as session
             ):
                 seconds_of(step, first)
                 if session is None:

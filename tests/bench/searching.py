@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 import dtrrun
-from dtrrun.runtime.observe.learning import VARYING, Learning
+from dtrrun.core.heuristics import INITIAL
+from dtrrun.runtime.observe.learning import Learning
 from tests.bench.runs import PATIENCE, ROOT, environment, finished
 from tests.bench.section import Section
 from tests.logs.make import SMALL
@@ -33,9 +34,9 @@ AT_MOST_VARYING, AT_MOST_SEARCHING = 1.01, 1.02
 
 TEXT = f"""\
 The lines of programs of which no step is like another compare the processor time of whole runs inside
-{HALF} % of the peak: with auto, divided by that with {VARYING}. The two take turns. The figures are the
+{HALF} % of the peak: with auto, divided by that with {INITIAL}. The two take turns. The figures are the
 geometric mean of the rounds, with the least and the most in brackets. "again" is a second run with
-{VARYING}, divided by the first.
+{INITIAL}, divided by the first.
 
 The other lines are examples at the sizes of tests/logs inside {LITTLE} % of their peaks, where auto searches.
 They compare the median time of the steps that are logged, or during which the search runs in another
@@ -70,17 +71,17 @@ def _varying(section: Section, program: str, arguments: list[str], rounds: int) 
         target = [sys.executable, str(_script(program)), *arguments]
         _processor_seconds(["--json", str(report)], target)
         budget = json.loads(report.read_text())["peak_bytes"] * HALF // 100
-    taken: dict[str, list[float]] = {"auto": [], VARYING: [], "again": []}
+    taken: dict[str, list[float]] = {"auto": [], INITIAL: [], "again": []}
     for _ in range(rounds):
         for rule, seconds in taken.items():
-            heuristic = VARYING if rule == "again" else rule
+            heuristic = INITIAL if rule == "again" else rule
             options = ["--budget", f"{budget}B", "--heuristic", heuristic, "--no-remember"]
             seconds.append(_processor_seconds(options, target))
     for rule in ("auto", "again"):
-        ratios = [a / b for a, b in zip(taken[rule], taken[VARYING], strict=True)]
+        ratios = [a / b for a, b in zip(taken[rule], taken[INITIAL], strict=True)]
         mean = geometric_mean(ratios)
         shown = f"{mean:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        _add(section, program, f"{rule} / {VARYING}", shown, f"{rounds} rounds")
+        _add(section, program, f"{rule} / {INITIAL}", shown, f"{rounds} rounds")
         if rule == "auto" and mean > AT_MOST_VARYING:
             section.missed.append(f"{program}: {mean:.3f} times as long, should be {AT_MOST_VARYING}")
 

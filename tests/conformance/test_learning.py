@@ -12,7 +12,7 @@ from faults import check_accounts
 from torch import nn
 
 import dtrrun
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import INITIAL, STEADY
 from dtrrun.runtime import session as session_module
 from dtrrun.runtime.observe import learning
 from dtrrun.runtime.observe.learning import kinds_of
@@ -52,19 +52,26 @@ def losses_of(budget=BUDGET, steps=STEPS, depths=(8,), heuristic="auto", program
     return losses, session
 
 
-def train_varying(steps, _depths):
-    """Train a recurrent network on sequences of other lengths in each step."""
+def train_varying(steps, _depths, alike=0):
+    """Train a recurrent network on sequences of other lengths in each step.
+
+    alike: this step, counted from 0, is like the one before.
+    """
     cell = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(cell.parameters(), 0.1)
     for step in range(steps):
         state = torch.randn(ROWS, WIDTH)
-        for _ in range(10 + 7 * step % 13):
+        for _ in range(10 + 7 * (step - 1 if step and step == alike else step) % 13):
             state = cell(state).tanh()
         loss = state.square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         yield loss.item()
+
+
+def train_alike_at_first(steps, depths):
+    return train_varying(steps, depths, alike=2)
 
 
 class Answers(learning.Search):
@@ -143,15 +150,15 @@ def test_a_better_rule_takes_over(answers, shares):
     assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == BETTER
     assert session.rule["source"] == "searched"
     assert (session.rule["share"], session.rule["share_before"]) == pytest.approx((0.1, 0.3))
-    assert chosen.wanted == (BUDGET, FIRST, 1)
+    assert chosen.wanted == (BUDGET, STEADY, 1)
     assert not session.ledger.observers
     assert not session.warnings
 
 
 def test_the_log_has_as_many_steps_as_alternate_twice(answers, shares):
-    chosen = answers(answer(FIRST, 1.3))
+    chosen = answers(answer(INITIAL, 1.3))
     losses_of(900_000, depths=(8, 6))
-    assert chosen.wanted == (900_000, FIRST, 2)
+    assert chosen.wanted == (900_000, INITIAL, 2)
     ends = [line for line in chosen.lines if line.get("ANNOTATION") == "STEP"]
     assert len(ends) == 4
 
@@ -159,7 +166,7 @@ def test_the_log_has_as_many_steps_as_alternate_twice(answers, shares):
 @pytest.mark.parametrize("longest", [20, 1e6])
 def test_a_search_may_take_as_long_as_some_steps(answers, shares, monkeypatch, longest):
     monkeypatch.setattr(learning, "LONGEST", longest)
-    chosen = answers(answer(FIRST, 1.3))
+    chosen = answers(answer(STEADY, 1.3))
     losses_of()
     assert chosen.seconds == learning.SECONDS if longest == 20 else chosen.seconds > learning.SECONDS
 
@@ -179,41 +186,68 @@ def test_a_rule_that_is_worse_is_given_up(answers, shares):
     plain, _ = losses_of(None)
     losses, session = losses_of()
     assert losses == plain
-    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == FIRST
+    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == STEADY
     assert session.rule["source"] == "worse"
 
 
 def test_a_rule_that_saves_next_to_nothing_is_not_taken(answers, shares):
     answers(answer(BETTER, 1.29))
     _, session = losses_of()
-    assert session.rule["heuristic"] == FIRST
+    assert session.rule["heuristic"] == STEADY
     assert session.rule["share"] == pytest.approx(0.3)
 
 
-def test_steps_of_which_none_is_like_another(answers, shares):
+@pytest.mark.parametrize(
+    ("operators", "rule"),
+    [
+        ((50, 40, 40), (STEADY, "repeating")),
+        ((50, 40, 41), (INITIAL, "first")),
+        ((40, 40, 41, 41), (INITIAL, "first")),
+    ],
+)
+def test_the_third_step_shows_whether_steps_repeat(operators, rule):
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        for count in operators:
+            session.ledger.age += count
+            session._learning.step_ended()
+        assert (session.rule["heuristic"], session.rule["source"]) == rule
+        assert session.ledger.policy.heuristic.name == rule[0]
+
+
+@pytest.mark.parametrize(("program", "source"), [(train_varying, "first"), (train_alike_at_first, "varying")])
+def test_steps_of_which_none_is_like_another(answers, shares, program, source):
     """A rule found on some of them is no good for the others."""
     chosen = answers(answer(BETTER, 1.1))
     chosen.wanted = None
-    plain, _ = losses_of(None, program=train_varying)
-    shares["h_dtr_eq"] = 0.2
-    losses, session = losses_of(program=train_varying)
+    plain, _ = losses_of(None, program=program)
+    shares[INITIAL] = 0.2
+    losses, session = losses_of(program=program)
     assert session.dtr.eviction.evictions > 100
     assert losses == plain
     assert chosen.wanted is None
-    assert session.rule["source"] == "varying"
-    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == "h_dtr_eq"
-    assert (session.rule["share"], session.rule["share_before"]) == pytest.approx((0.2, 0.3))
+    assert session.rule["source"] == source
+    assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == INITIAL
+    if source == "varying":
+        assert (session.rule["share"], session.rule["share_before"]) == pytest.approx((0.2, 0.3))
 
 
 def test_steps_of_which_none_is_like_another_keep_what_is_better(answers, shares):
-    shares["h_dtr_eq"] = 0.5
-    _, session = losses_of(program=train_varying)
-    assert (session.rule["heuristic"], session.rule["source"]) == (FIRST, "worse")
+    shares[INITIAL] = 0.5
+    _, session = losses_of(program=train_alike_at_first)
+    assert (session.rule["heuristic"], session.rule["source"]) == (STEADY, "worse")
+
+
+def test_a_rule_that_was_left_because_a_step_thrashed_does_not_return(answers, shares):
+    torch.manual_seed(0)
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning.step_goes_on(figures(1, 0, 2 * learning.TOO_MUCH_NS))
+        list(train_varying(STEPS, ()))
+    assert (session.rule["heuristic"], session.rule["source"]) == (STEADY, "thrashing")
 
 
 def test_a_search_has_to_be_worth_its_price(answers, shares):
     """Nothing is logged until recomputation has cost as much as a search would."""
-    shares[FIRST] = 0.05
+    shares[INITIAL] = shares[STEADY] = 0.05
     chosen = answers(answer(BETTER, 1.01))
     chosen.wanted = None
     losses_of(steps=38)
@@ -264,7 +298,7 @@ def test_what_is_found_later_may_be_better_still(answers, shares):
     ("options", "why"),
     [
         ({"budget": 1 << 30}, "nothing is evicted"),
-        ({"heuristic": FIRST}, "a rule is named"),
+        ({"heuristic": STEADY}, "a rule is named"),
         ({"cost": "model"}, "two runs shall evict alike"),
     ],
 )
@@ -273,14 +307,14 @@ def test_where_nothing_is_searched(answers, options, why):
     chosen.wanted = None
     _, session = losses_of(**options)
     assert chosen.wanted is None, why
-    assert session.ledger.policy.heuristic.name == FIRST
+    assert session.ledger.policy.heuristic.name == STEADY
 
 
 def test_a_search_that_was_killed_is_said_in_one_line(answers, shares):
     answers()
     _, session = losses_of()
     (warning,) = session.warnings
-    assert warning == f"cannot search for a better heuristic (the search was killed): the run keeps {FIRST}"
+    assert warning == f"cannot search for a better heuristic (the search was killed): the run keeps {STEADY}"
 
 
 def test_a_log_that_cannot_be_written_is_said_in_one_line(answers, shares, monkeypatch):
@@ -296,7 +330,7 @@ def test_a_log_that_cannot_be_written_is_said_in_one_line(answers, shares, monke
     assert losses == plain
     (warning,) = session.warnings
     assert "(No such file or directory)" in warning
-    assert session.ledger.policy.heuristic.name == FIRST
+    assert session.ledger.policy.heuristic.name == STEADY
 
 
 def test_a_forked_child_leaves_the_search_and_the_log_alone(answers, shares):
@@ -329,7 +363,7 @@ def test_the_search_finds_what_the_simulator_finds(tmp_path, shares, monkeypatch
     losses_of()
     log, file = tmp_path / "steps.log", tmp_path / "answer.json"
     log.write_bytes(logs[0])
-    search(Wanted(str(log), str(file), BUDGET, 1, FIRST, 60.0, 1 << 34))
+    search(Wanted(str(log), str(file), BUDGET, 1, STEADY, 60.0, 1 << 34))
     found = json.loads(file.read_text())
     assert found["ended"]
     assert found["tried"] > 10
@@ -450,7 +484,7 @@ def test_what_another_has_written_is_ignored(remembered, wrong):
         session._learning._remembered = make()
         session._learning.install()
         assert session.rule["source"] == "first"
-        assert session.ledger.policy.heuristic.name == FIRST
+        assert session.ledger.policy.heuristic.name == INITIAL
 
 
 @pytest.mark.parametrize(
@@ -545,15 +579,17 @@ def test_a_step_of_recomputation_tries_each_other_rule_once():
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
         found = session._learning
         for step, heuristic in (
-            (figures(1, second, 2.9 * second), FIRST),
-            (figures(1, second, 3.1 * second), "h_next"),
-            (figures(1, second, 6.0 * second), "h_next"),  # less since then
-            (figures(1, second, 6.2 * second), "h_dtr_eq"),
+            (figures(1, second / 99, learning.TOO_MUCH_NS - 1), INITIAL),  # not worth it
+            (figures(1, second, learning.TOO_MUCH * second - 1), INITIAL),
+            (figures(1, second, learning.TOO_MUCH * second), STEADY),
+            (figures(1, second, (learning.TOO_MUCH + 2.9) * second), STEADY),  # less since then
+            (figures(1, second, (learning.TOO_MUCH + 3.1) * second), "h_next"),
+            (figures(1, second, (learning.TOO_MUCH + 6.2) * second), "h_dtr_eq"),
             (figures(2, second, 2.9 * second), "h_dtr_eq"),
             (figures(2, second / 9, 0.9 * second), "h_dtr_eq"),  # not worth it
-            (figures(2, second, 3.1 * second), FIRST),
-            (figures(2, second, 99 * second), FIRST),
-            (figures(3, second, 99 * second), FIRST),
+            (figures(2, second, 3.1 * second), STEADY),
+            (figures(2, second, 99 * second), STEADY),
+            (figures(3, second, 99 * second), STEADY),
         ):
             found.step_goes_on(step)
             assert (session.rule["heuristic"], session.ledger.policy.heuristic.name) == (heuristic, heuristic)
@@ -575,15 +611,16 @@ def test_a_remembered_rule_with_which_a_step_does_not_end_is_forgotten(remembere
 def test_the_beginning_of_a_step_is_compared_with_the_step_before():
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
         session.steps.last = figures(1, 10 * learning.AT_ONCE_NS, 0)
-        session._learning.step_goes_on(figures(2, 0, 29 * learning.AT_ONCE_NS))
+        enough = 10 * learning.TOO_MUCH * learning.AT_ONCE_NS
+        session._learning.step_goes_on(figures(2, 0, enough - 1))
         assert session.rule["source"] == "first"
-        session._learning.step_goes_on(figures(2, 0, 31 * learning.AT_ONCE_NS))
+        session._learning.step_goes_on(figures(2, 0, enough))
         assert session.rule["source"] == "thrashing"
 
 
 def test_another_rule_within_a_rematerialization(monkeypatch):
-    monkeypatch.setattr(learning, "HOPELESS", 0)
-    monkeypatch.setattr(learning, "AT_ONCE_NS", 1)
+    for name, value in (("HOPELESS", 0), ("TOO_MUCH", 0), ("AT_ONCE_NS", 1), ("TOO_MUCH_NS", 1)):
+        monkeypatch.setattr(learning, name, value)
     monkeypatch.setattr(session_module, "PUBLISH_NS", 0)
     changes, change = [], session_module.Session.change_heuristic
 
@@ -598,6 +635,6 @@ def test_another_rule_within_a_rematerialization(monkeypatch):
         session.slow_path.next_tick = 0
         assert list(train(STEPS)) == expected
         check_accounts(session)
-    names, replaying = zip(*changes[:3], strict=True)
-    assert names == ("h_next", "h_dtr_eq", FIRST)
+    names, replaying = zip(*changes[:5], strict=True)
+    assert names == (INITIAL, STEADY, "h_next", INITIAL, STEADY)
     assert any(replaying)

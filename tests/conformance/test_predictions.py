@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtrrun
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 from dtrrun.profiling.costs import write_costs
 from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.live import predict
@@ -75,7 +75,7 @@ def recorded(program, path, first, last, **options):
 
 
 def predicted(log, budget, **options):
-    outcome = predict(log, budget, **{"limit": math.inf, "heuristic": FIRST} | options)
+    outcome = predict(log, budget, **{"limit": math.inf, "heuristic": STEADY} | options)
     found = [Counts(s.evictions, s.rematerializations, s.peak_bytes, s.time) for s in outcome.steps]
     return [*found, *(["oom"] if outcome.status == "oom" else [])]
 

@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 from tests.programs.language import STEPS, Body, Program, World
 from tests.programs.running import settle
 
@@ -41,7 +41,7 @@ SIZES = {
 }
 """Smaller than the examples' own, to take a fraction of the time."""
 SHARES = (70, 50, 40)  # percent of the peak without a budget
-HEURISTICS = (FIRST,)
+HEURISTICS = (STEADY,)
 OTHERS = ("h_dtr", "h_dtr_eq", "h_next", "lru", "msps")  # only inside the second share
 
 BLOCKS, PROGRAMS = 50, 100  # blocks, and programs in each
@@ -51,7 +51,7 @@ LENGTHS = range(8, 21)
 SHARES_OF_PROGRAMS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 """How far the budget lies from the peak with everything evicted (0) towards the program's own (1)."""
 HEURISTICS_OF_PROGRAMS = (
-    *("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "msps", FIRST, "h_next"),
+    *("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "msps", STEADY, "h_next"),
     *("size", "e_star", "h'(s=yes,m=no,c=eqclass)"),
 )
 

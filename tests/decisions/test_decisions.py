@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 from tests.decisions import frozen, runs
 
 FROZEN = frozen.read()
@@ -18,7 +18,7 @@ EXAMPLES = [
     for name, entry in FROZEN["examples"].items()
     for called, heuristic, budget_bytes in frozen.budgets(entry["peak_bytes"])
 ]
-SAMPLE = [("transformer", f"40% {FIRST}"), ("densenet", "50% h_dtr_eq"), ("vae", "50% h_next")]
+SAMPLE = [("transformer", f"40% {STEADY}"), ("densenet", "50% h_dtr_eq"), ("vae", "50% h_next")]
 BLOCKS_IN_SAMPLE = (7, 31)
 
 pytestmark = pytest.mark.skipif(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import STEADY
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.sweep import Budget, Cell, run_cell
+from tests.bench.replays import PARTS, beginning, without
 
 LOGS = sorted(Path(__file__).parents[1].joinpath("logs").glob("*.log.gz"))
 HEAD = {"format": 1, "step": 1, "clock": 0, "age": 0, "step_age": 0, "refill_copies": False}
@@ -47,9 +48,19 @@ def test_a_kept_log_inside_its_peak(log):
     assert little.least_budget_bytes > plain.peak_bytes // 50
 
 
+@pytest.mark.parametrize("heuristic", ["h_dtr_eq", "size"])
+def test_what_needs_most_of_a_step_is_evicted_last(heuristic):
+    """A gradient of DenseNet's, evicted for its score, takes three times a step's own work to come back."""
+    log = read_log(LOGS[0].with_name("densenet.log.gz"))
+    budget = predict(log, None).peak_bytes // 5
+    assert predict(log, budget, heuristic, limit=1.4).status == "ok"
+    with beginning(without(PARTS["dear ones by their score"])):
+        assert predict(log, budget, heuristic, limit=3).status == "thrash"
+
+
 @pytest.mark.parametrize(
     ("name", "heuristic", "percent"),
-    [("resnet", "h_dtr_eq", 40), ("unet", FIRST, 40), ("lstm", FIRST, 20)],
+    [("resnet", "h_dtr_eq", 40), ("unet", STEADY, 40), ("lstm", STEADY, 20)],
 )
 def test_a_step_ends_though_something_dear_looked_cheap(name, heuristic, percent):
     """The cost of rematerializing a gradient is remembered, so that it is not evicted again and again."""

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from dtrrun import bindings
 from dtrrun.core.backend import Policy
-from dtrrun.core.heuristics import AUTO, FIRST
+from dtrrun.core.heuristics import AUTO, STEADY
 from dtrrun.extensions import build
 from dtrrun.runtime import guards
 from dtrrun.runtime.dispatch import arrivals
@@ -50,7 +50,7 @@ def policy(extension: ModuleType, settings: RuntimeSettings, heuristic: str | No
     """
     name = heuristic or settings.heuristic
     return bindings.make_policy(
-        FIRST if name == AUTO else name,
+        STEADY if name == AUTO else name,
         seed=settings.seed,
         sample=settings.sample,
         ignore_small=settings.ignore_small,

@@ -1,7 +1,8 @@
 """`--heuristic auto`: finds the heuristic that suits the program while it trains, and switches to it.
 
-The run begins with a heuristic that does well in general, or with one that an earlier run has found. When
-steps recompute more than a little, some of them are logged, and another process tries heuristics on the log
+The run begins with h_dtr_eq, or with a heuristic that an earlier run has found. It leaves h_dtr_eq, for one
+that thrashes less, once a step recomputes too much, or when the third step is like the second one. When steps
+recompute more than a little, some of them are logged, and another process tries heuristics on the log
 (`simulator.learn`) while training goes on. At the end of a step, the session switches to the heuristic found,
 and back if that is worse. All of this is repeated when the steps change. It never affects the values that the
 program computes. In this code, a rule is a heuristic with its settings.
@@ -24,7 +25,7 @@ from statistics import mean, median
 from typing import Any, Protocol
 
 from dtrrun.core.foresight import WatchedStep
-from dtrrun.core.heuristics import FIRST
+from dtrrun.core.heuristics import INITIAL, STEADY
 from dtrrun.runtime.costs import costs_from
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.observe.lookahead import KNOWN, Lookahead
@@ -47,13 +48,16 @@ WORSE = 0.01
 BROKEN = 1.25
 """By what factor (plus twice `WORTH`) a share may exceed its earlier value, in this run or the remembered
 one, before another search."""
-VARYING = "h_dtr_eq"
-"""For a program whose steps all differ: the best rule for some of its steps is not the best for the next."""
+TOO_MUCH = 0.7
+TOO_MUCH_NS = 100_000_000
+"""Recomputation in a step, relative to its own operators, and in ns, from which the rule that the run begins
+with is left."""
+COMPARED = 3
+"""The step that shows whether steps repeat, beside the one before: the first includes the program's start."""
 HOPELESS = 3.0
-"""Recomputation in a step, relative to its own operators, from which another rule is tried at once."""
 AT_ONCE_NS = 1_000_000_000
-"""Less recomputation than this does not justify that."""
-OTHERS = ("h_next", VARYING, FIRST)
+"""The same for any other rule: another one is tried at once."""
+OTHERS = ("h_next", INITIAL, STEADY)
 """Rules that are tried then, each once, and the last of them in any case."""
 MOST_OPERATORS = 100_000
 """In the steps to be logged: with more, the search would take too long."""
@@ -103,24 +107,26 @@ class Learning:
         self._judged = True  # whether the current rule has been judged or needs no judgment
         self._promised: float | None = None  # its share in the remembered run
         self._former: float | None = None  # the share before the search
-        self._found: dict[str, Any] = {"heuristic": FIRST, "steps": []}  # the current rule
+        self._found: dict[str, Any] = {"heuristic": INITIAL, "steps": []}  # the current rule
         self._previous = self._found  # the rule that had the share `_former`
         self._costs: dict[str, Any] = {}  # of operators, with which the current rule was found
         self._untried = list(OTHERS)
+        self._fled = False  # whether a step with the first rule has recomputed too much
         self._changed_in = 0  # the step within which the rule was last changed
         self._recomputed_before = 0  # ns, in that step before the change
-        self.rule: dict[str, Any] = {"heuristic": FIRST, "since_step": 1, "source": "first"}
+        self.rule: dict[str, Any] = {"heuristic": INITIAL, "since_step": 1, "source": "first"}
         """What is reported about the current rule: shares are of the program's own operators."""
 
     def install(self) -> None:
         found = None if self._remembered is None else self._remembered.read()
         if found is None:
-            return
+            return self._session.change_heuristic(INITIAL)
         try:
             costs = costs_from(found["costs"])
             self._change(found, "remembered")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            return  # written by something else, or by another version
+            # written by something else, or by another version
+            return self._session.change_heuristic(INITIAL)
         # The best rule for a program depends on the measured costs, which differ from run to run.
         self._costs = found["costs"]
         self._session.slow_path.signatures.expect(costs)
@@ -146,6 +152,8 @@ class Learning:
         if self._lookahead is not None:
             self._lookahead.step_ended()
         self._note(self._session.steps.last)
+        if self._begins:
+            self._look_at_first_steps()
         if self._recorder is not None:
             self._recorder.step_ended()
             if self._recorder.ended:
@@ -167,19 +175,42 @@ class Learning:
         if self._changed_in == step["index"]:
             recomputed -= self._recomputed_before
         own = max(step["operators_ns"], (self._session.steps.last or step)["operators_ns"])
+        if self._begins:
+            if recomputed >= max(TOO_MUCH_NS, TOO_MUCH * own):
+                self._fled = True
+                self._flee(STEADY, step)
+            return
         if not self._untried or recomputed < max(AT_ONCE_NS, HOPELESS * own):
             return
         if self.rule["source"] == "remembered":
             self.forget()
-        self._changed_in, self._recomputed_before = step["index"], step["rematerialization_ns"]
         present = self._found["heuristic"]
         while self._untried:
             name = self._untried.pop(0)
             if name != present:
-                with self._session.slow_path.lock:
-                    self._change({"heuristic": name, "steps": []}, "thrashing")
-                self._judged, self._former, self._promised = True, None, None
-                return
+                return self._flee(name, step)
+
+    def _flee(self, name: str, step: dict[str, int]) -> None:
+        """Change to another rule within a step that recomputes too much."""
+        self._changed_in, self._recomputed_before = step["index"], step["rematerialization_ns"]
+        with self._session.slow_path.lock:
+            self._change({"heuristic": name, "steps": []}, "thrashing")
+        self._judged, self._former, self._promised = True, None, None
+
+    @property
+    def _begins(self) -> bool:
+        """Whether the run has the rule that runs begin with, and may leave it."""
+        return bool(self.rule["source"] == "first")
+
+    def _look_at_first_steps(self) -> None:
+        """Leave the first rule at the end of a step, if it recomputes too much, or if steps repeat."""
+        if (last := self._session.steps.last) is not None:
+            self.step_goes_on(last)
+        if self._begins and len(self._ages) == COMPARED:
+            _, second, third = (after - before for before, after in pairwise((0, *self._ages)))
+            if second == third:
+                self._change({"heuristic": STEADY, "steps": []}, "repeating")
+                self._skip = 0
 
     def _note(self, step: dict[str, int] | None) -> None:
         if step is None or self._recorder is not None:
@@ -217,8 +248,8 @@ class Learning:
         self._recomputed, self._paid = 0.0, 2 * self._paid
         self._kinds, self._judged, self._former = max(kinds, 1), False, None
         if not kinds:
-            if self._found["heuristic"] != VARYING:
-                self._take({"heuristic": VARYING, "steps": []}, "varying")
+            if self._found["heuristic"] != INITIAL and not self._fled:
+                self._take({"heuristic": INITIAL, "steps": []}, "varying")
             return
         if 2 * sum(operators[-kinds:]) > MOST_OPERATORS:
             return

@@ -24,6 +24,9 @@ def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
         "age": ledger.age,
         "step_age": ledger.step_age,
         "former_step_age": dtr.history.former_step_age,
+        "step_work": ledger.step_work,
+        "former_work": dtr.history.former_work,
+        "work_so_far": ledger.clock - ledger.recomputed_cost - ledger.step_began,
     }
 
 

@@ -1,0 +1,122 @@
+"""How a run with `--heuristic auto` begins, in the simulator: until it searches, against fixed heuristics.
+
+    python -m tests.bench.start LOG… [--budgets 0.5,0.4,0.3,0.2] [--seeds 5]
+
+LOG: of `dtrrun record --cost model --step 1-6`, from the first step on. The figures are a run's time as a
+multiple of its own work: the median, the least and the most over seeds, with each of which the costs of
+operators are changed by up to 10 percent. What takes more than five times its own work, or does not fit, is
+counted as 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from math import exp, log
+from pathlib import Path
+from statistics import median
+
+from dtrrun.bindings import make_policy
+from dtrrun.core.dtr import DTR
+from dtrrun.core.graph import Operation, Version
+from dtrrun.core.heuristics import INITIAL, STEADY
+from dtrrun.core.observer import DecisionObserver
+from dtrrun.runtime.observe.learning import COMPARED, TOO_MUCH
+from dtrrun.simulator.live import predict
+from dtrrun.simulator.log import Call, Instruction, Mutate, read_log
+from tests.bench.replays import beginning
+
+LIMIT = 5.0
+NOISE = 0.1
+RULES = {"h_dtr_eq": INITIAL, "steady": STEADY, "auto": INITIAL}
+
+
+class Beginning(DecisionObserver):
+    """Changes a run's rule as `observe.learning` does in its first steps."""
+
+    def watch(self, dtr: DTR) -> None:
+        self._ledger, self._ages, self._last_ns = dtr.ledger, [dtr.ledger.age], 0
+        self._begin()
+        self._leaves = True
+        end_step = dtr.history.end_step
+
+        def ended() -> None:
+            end_step()
+            self._ended()
+
+        dtr.history.end_step = ended  # type: ignore[method-assign]
+        dtr.ledger.decision_observers.append(self)
+
+    def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
+        recomputed = self._ledger.recomputed_cost - self._recomputed_ns
+        if self._leaves and recomputed >= TOO_MUCH * max(self._own_ns, self._last_ns, 1):
+            self._leave()
+
+    @property
+    def _own_ns(self) -> int:
+        return self._ledger.clock - self._ledger.recomputed_cost - self._began_ns
+
+    def _begin(self) -> None:
+        self._recomputed_ns = self._ledger.recomputed_cost
+        self._began_ns = self._ledger.clock - self._recomputed_ns
+
+    def _leave(self) -> None:
+        self._leaves = False
+        self._ledger.change_policy(make_policy(STEADY))
+
+    def _ended(self) -> None:
+        self._last_ns = self._own_ns
+        self._begin()
+        self._ages.append(self._ledger.age)
+        if self._leaves and len(self._ages) == COMPARED + 1:
+            _, before, second, third = self._ages
+            if second - before == third - second:
+                self._leave()
+
+
+def noisy(instructions: Sequence[Instruction], seed: int) -> list[Instruction]:
+    """Change the costs of operators, alike for calls of one operator that cost the same. Seed 0: none."""
+    draw, factors = random.Random(seed), dict[tuple[str, int], float]()
+    changed: list[Instruction] = []
+    for one in instructions:
+        if seed and isinstance(one, (Call, Mutate)):
+            factor = factors.setdefault((one.operator, one.cost), 1 + draw.uniform(-NOISE, NOISE))
+            one = one._replace(cost=int(one.cost * factor))
+        changed.append(one)
+    return changed
+
+
+def overhead(instructions: Sequence[Instruction], budget_bytes: int, rule: str) -> float:
+    with beginning(Beginning().watch if rule == "auto" else lambda _: None):
+        outcome = predict(instructions, budget_bytes, RULES[rule], limit=LIMIT)
+    return min(outcome.overhead, LIMIT) if outcome.status == "ok" else LIMIT
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("logs", nargs="+", type=Path)
+    parser.add_argument("--budgets", default="0.5,0.4,0.3,0.2")
+    parser.add_argument("--seeds", type=int, default=5)
+    given = parser.parse_args()
+    means: dict[str, list[float]] = {rule: [] for rule in RULES}
+    for path in given.logs:
+        recorded = read_log(path)
+        peak = max(step.peak_bytes for step in predict(recorded, None).steps[:2])
+        logs = [noisy(recorded, seed) for seed in range(given.seeds)]
+        for share in map(float, given.budgets.split(",")):
+            found = {rule: sorted(overhead(one, int(peak * share), rule) for one in logs) for rule in RULES}
+            if all(times[0] == LIMIT for times in found.values()):
+                continue
+            for rule, times in found.items():
+                means[rule].append(median(times))
+            shown = [f"{median(times):.2f} ({times[0]:.2f} to {times[-1]:.2f})" for times in found.values()]
+            print(f"| {path.name.partition('.')[0]}, {share:.0%} | {' | '.join(shown)} |", flush=True)
+    for rule, times in means.items():
+        worse = sum(time > known + 0.01 for time, known in zip(times, means["h_dtr_eq"], strict=True))
+        mean = exp(sum(map(log, times)) / len(times))
+        print(f"{rule}: geometric mean {mean:.3f} of {len(times)} cells, {worse} worse than h_dtr_eq by 0.01")
+
+
+if __name__ == "__main__":
+    main()
