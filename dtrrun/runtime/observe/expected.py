@@ -27,6 +27,7 @@ from dtrrun.sizes import format_size_up
 from dtrrun.telemetry.advice import Advised
 
 MARGIN = 1.05
+"""An estimate is multiplied with this; but in an optimizer's step, not what stays in memory, which is known then."""
 SAME = 0.98
 """A share of another run's peak: a program that exceeds it, or falls short, is not taken to be the same."""
 WORTH = 0.01
@@ -316,9 +317,9 @@ def expected_budget(refused: Refused) -> Estimate:
     # The optimizer's temporary memory may already exist: it becomes constant when the weights change.
     update = kept + training.update_bytes() - lost
     least = max(update, error.least_bytes)
-    estimate = Estimate(
-        max(int(MARGIN * max(needed, least)), kept - to_come + larger), trains=trains, growth=growth
-    )
+    enough = max(needed, least)
+    enough += int((MARGIN - 1) * max(enough - (kept if updates else 0), 0))
+    estimate = Estimate(max(enough, kept - to_come + larger), trains=trains, growth=growth)
     if rehearsal is None or failed is None or not in_backward():
         return estimate
     of_parameters = training.trained(ledger.key_of), training.without_gradient(ledger.key_of)
