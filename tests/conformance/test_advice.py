@@ -309,6 +309,15 @@ def test_no_backward_pass_is_expected_before_there_is_anything_to_train():
     assert error.basis.startswith(expected.SO_FAR)
 
 
+def test_what_stays_in_memory_needs_no_margin():
+    """Once an optimizer makes its state, all that stays is known: here, nearly all that the program takes."""
+    _, session = attempt(advised.weights, None)
+    peak = session.report()["peak_bytes"]
+    error, _ = attempt(advised.weights, peak // 2)
+    assert error.expected_bytes <= 1.02 * peak
+    assert attempt(advised.weights, error.expected_bytes)[0] is None
+
+
 def test_what_goes_wrong_in_a_rehearsal_is_not_hidden(monkeypatch):
     """From users neither: their error says what is missing from it."""
 
