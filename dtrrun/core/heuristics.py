@@ -68,8 +68,8 @@ AUTO = "auto"
 INITIAL = "h_dtr_eq"
 """What such a run begins with, and keeps where no step is like another."""
 STEADY = chain.Settings("ancestors", 0.6, 0.0, False).name
-"""What it takes once steps repeat, or one recomputes too much. It does well with most programs and budgets, and
-stands for `AUTO` where nothing is learned."""
+"""What it takes once steps repeat, or one recomputes too much. It does well with most programs and stands for
+`AUTO` where nothing is learned."""
 
 HEURISTIC_NAMES = (*_NAMED, "random", *chain.NAMED)
 """Those of Sec. 3 and 4.1, and `chain`'s. `ABLATION_NAMES` and `module:function` are accepted too."""

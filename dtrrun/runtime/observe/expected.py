@@ -27,7 +27,7 @@ from dtrrun.sizes import format_size_up
 from dtrrun.telemetry.advice import Advised
 
 MARGIN = 1.05
-"""An estimate is multiplied with this; but in an optimizer's step, not what stays in memory, which is known then."""
+"""Estimates are multiplied with this. In an optimizer's step, what stays in memory is known, and left out."""
 SAME = 0.98
 """A share of another run's peak: a program that exceeds it, or falls short, is not taken to be the same."""
 WORTH = 0.01
