@@ -118,8 +118,8 @@ class Eviction:
         pinned: dict[str, int] = {}
         for version in (*ledger.versions.values(), *ledger.scratch):
             if version.resident and (version.locks or version.operation is None):
-                # Such a constant stays whether it is in use or not.
-                constant = version.operation is None and not self.could_leave(version)
+                # A constant stays whether it is in use or not, unless it could leave.
+                constant = version.operation is None and not (version.locks and self.could_leave(version))
                 reason = version.pin or "constant" if constant else "in use by the operator"
                 pinned[reason] = pinned.get(reason, 0) + version.nbytes
         for reason, nbytes in ledger.pinned_blocks().items():

@@ -297,6 +297,7 @@ class Ledger {
   void gone(Version* one) {
     if (one->constant_place != 0) constants.remove(one);
     if (one->has_left()) left_bytes -= one->nbytes;
+    one->host.reset();  // a recipe may keep the version
     if (one->scratch) {  // it died while evicted and held by a rematerialization: any memory left is scratch
       evicted_bytes -= one->nbytes;
     } else if (one->resident) {
@@ -307,7 +308,6 @@ class Ledger {
       if (one->used) policy->released(one);  // what depends on it may need it again
     } else {
       evicted_bytes -= one->nbytes;
-      one->host.reset();
       policy->left(one);
       if (one->used) policy->released(one);
     }

@@ -218,7 +218,7 @@ def test_weights_that_a_first_step_could_compute_again_stay_in_later_ones():
 def test_a_budget_close_to_one_that_was_slow_is_not_advised(monkeypatch):
     """What ran before the rest that is rehearsed would be as slow again."""
     monkeypatch.setattr(expected, "expected_budget", lambda refused: Estimate(900, 1100, 1500, slowdown=1.2))
-    ledger = SimpleNamespace(budget_bytes=1000, limit=1000, overhead={})
+    ledger = SimpleNamespace(budget_bytes=1000, limit=1000, overhead={}, constants_leave=False)
     error = dtrrun.BudgetError("aten.mm", 10, 1000, 1010)
     found = Refused(ledger, (), Training([], [], True, "cpu"), error)
     quick = advised_budget(found, Plain(now=2000, so_far=4000))
