@@ -223,7 +223,7 @@ def _beside_the_host(refused: Refused, plain: Plain, growth: int) -> Advised:
     most = max((one.nbytes + one.waiting for one in known if not one.updates), default=0)
     expected = int(MARGIN * max(stays + most, error.least_bytes))
     advised = Advised.of(error.least_bytes, expected, expected, plain.run + beside if plain.run else 0, 1.0)
-    return advised if plain.run else advised._replace(basis=SO_FAR)
+    return advised if plain.run else advised._replace(basis=SO_FAR + (POOLS if growth else ""))
 
 
 def _basis(estimate: Estimate, plain: Plain, calls: int, kept: int, *, less: bool) -> str:
