@@ -61,8 +61,10 @@ class Eviction {
   // Calls function(constant) for each that may leave and for which there may be a place.
   template <class Function>
   void each_that_may_leave(const Function& function) const {
+    bool gives_up = false;  // whether a copy of what is in memory could make room for another
+    ledger_.constants.each([&](const Version* one) { gives_up = gives_up || (one->resident && one->host); });
     ledger_.constants.each([&](Version* one) {
-      if (may_leave(one) && (one->host || ledger_.tier->may_have_room(one->nbytes))) function(one);
+      if (may_leave(one) && (one->host || gives_up || ledger_.tier->may_have_room(one->nbytes))) function(one);
     });
   }
   // Brings back a constant that has left, and that the caller has locked. Raises the budget error.
