@@ -131,10 +131,10 @@ VersionRef Eviction::constant_in_place_of(Version* other) {
 bool Eviction::send(Version* one) {
   StorageRef storage = ledger_.backend.storage_of(one);
   if (!storage) return false;  // it has just died
-  if (!one->host) {
-    if (!make_room_on_host(one->nbytes)) return false;
-    one->host = ledger_.tier->send(storage.get());
-    if (!one->host) return false;
+  HostTier& tier = *ledger_.tier;
+  while (!one->host) {
+    if (tier.has_room(one->nbytes)) one->host = tier.send(storage.get());
+    if (!one->host && !give_up_copy()) return false;
   }
   one->host->last_access = one->last_access;
   ledger_.backend.take_fingerprint(one);
@@ -144,13 +144,13 @@ bool Eviction::send(Version* one) {
   return true;
 }
 
-bool Eviction::make_room_on_host(int64_t nbytes) const {
-  HostTier& tier = *ledger_.tier;
-  if (tier.has_room(nbytes)) return true;
+bool Eviction::give_up_copy() const {
+  Version* found = nullptr;
   ledger_.constants.each([&](Version* one) {
-    if (one->resident && !tier.has_room(nbytes)) one->host.reset();
+    if (one->resident && one->host) found = one;
   });
-  return tier.has_room(nbytes);
+  if (found != nullptr) found->host.reset();
+  return found != nullptr;
 }
 
 bool Eviction::let_constants_leave(int64_t most) {

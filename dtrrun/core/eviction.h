@@ -101,8 +101,8 @@ class Eviction {
   // Nothing else could make room: constants may leave from now on. most: 0 if all is to be evicted, which is not worth that. Returns
   // whether one can.
   bool let_constants_leave(int64_t most);
-  // Gives up copies of constants that are in memory, until there is a place for this many bytes. Returns whether there is.
-  bool make_room_on_host(int64_t nbytes) const;
+  // Gives up the copy of a constant that is in memory, since there is no place for another. Returns whether there was one.
+  bool give_up_copy() const;
 
   Ledger& ledger_;
   Recipes& recipes_;

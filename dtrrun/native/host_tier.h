@@ -117,7 +117,10 @@ class FileTier final : public StorageTier {
       place = std::exchange(end_, end_ + wanted);
     }
     if (transfer<true>(*place, static_cast<char*>(as_impl(storage)->mutable_data()), size)) return place;
-    free_.give(*place, wanted);
+    if (*place + wanted == end_)
+      end_ = *place;  // the disk is full, or the file may not grow
+    else
+      free_.give(*place, wanted);
     return std::nullopt;
   }
   void read(int64_t place, int64_t size, Storage* emptied) override {

@@ -37,7 +37,7 @@ native(
     ("constants stay, although nothing else could make room",
      "if (!ledger_.tier || «ledger_.constants_leave» || most <= 0)", "true", "host::optimizers[each]"),
     ("copies of what is in memory make no room for others",
-     "if («one->resident && !tier.has_room(nbytes)») one->host.reset();", "false", ""),
+     "if («found != nullptr») found->host.reset();", "false", "host::a_full_disk"),
     ("no room is made for what comes back",
      "«make_room(one->nbytes, nullptr, \"a tensor that comes back from the host\");»", "",
      "host::optimizers[foreach]"),
