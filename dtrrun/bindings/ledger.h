@@ -304,8 +304,8 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          return done([&] { core_of(self).ledger.keep_copy(native_node(version), as_storage(storage)); });
        }, METH_VARARGS,
        "keep_copy(version, storage): a copy of a constant that is about to change, as long as some recipe reads this version."},
-      {"changes", [](PyObject*, PyObject* version) -> PyObject* {
-         return done([&] { Ledger::changes(native_node(version)); });
+      {"forget_host_copy", [](PyObject*, PyObject* version) -> PyObject* {
+         return done([&] { Ledger::forget_host_copy(native_node(version)); });
        }, METH_O, "A version is about to be written to, or to change its size: drop its copy on the host."},
       {"let_constants_leave", [](PyObject* self, PyObject*) -> PyObject* {
          return done([&] { core_of(self).ledger.let_constants_leave(); });

@@ -53,6 +53,8 @@ class Backend : public Program {
   virtual void empty(Storage* storage) = 0;
   // Moves the memory of `source` to an emptied storage.
   virtual void refill(Storage* emptied, Storage* source) = 0;
+  // Copies a constant back from the host to its storage, which has been emptied. There is room for it.
+  virtual void bring(const HostCopy& copy, Storage* emptied) { copy.tier->bring(copy, emptied); }
   // Returns whether a storage takes this many bytes, as a version counts them.
   virtual bool holds(Storage* storage, int64_t nbytes) const = 0;
   // Raises the internal error that a replay has made something other than the original run did.
@@ -115,8 +117,6 @@ class Backend : public Program {
 
   // -- observers --
 
-  // Copies a constant back from the host to its storage, which has been emptied. There is room for it.
-  virtual void bring(const HostCopy& copy, Storage* emptied) { copy.tier->bring(copy, emptied); }
   // Called when the first constant is about to leave for the host.
   virtual void constants_leave() {}
   // Called when an operator's reservation and locks have been released.

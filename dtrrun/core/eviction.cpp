@@ -162,6 +162,12 @@ bool Eviction::let_constants_leave(int64_t most) {
 }
 
 void Eviction::bring_back(Version* one) {
+  struct Locked {
+    VersionRef version;
+    explicit Locked(Version* one) : version(one) { one->locks++; }
+    ~Locked() { version->locks--; }
+    Locked(const Locked&) = delete;
+  } meanwhile(one);
   make_room(one->nbytes, nullptr, "a tensor that comes back from the host");
   StorageRef storage = ledger_.backend.storage_of(one);
   if (one->resident || !storage) return;

@@ -67,7 +67,7 @@ class Eviction {
       if (may_leave(one) && (one->host || gives_up || ledger_.tier->may_have_room(one->nbytes))) function(one);
     });
   }
-  // Brings back a constant that has left, and that the caller has locked. Raises the budget error.
+  // Brings back a constant that has left. Raises the budget error.
   void bring_back(Version* one);
 
  private:

@@ -199,15 +199,7 @@ class FrugalRun {
     step.each_input([&](Version* source) {
       if (source->resident) return;
       make_room_for(source->nbytes, step);
-      VersionRef kept(source);
-      source->locks++;
-      try {
-        eviction_.bring_back(source);
-      } catch (...) {
-        source->locks--;
-        throw;
-      }
-      source->locks--;
+      eviction_.bring_back(source);
       if (source->resident) lock(source);
     });
     return lock_inputs(step);

@@ -79,7 +79,7 @@ class Ledger {
     versions.put(one);
     resident_bytes += one->nbytes;
     note_peak(resident_bytes);
-    if (one->constant()) may_leave(one);
+    if (one->constant()) add_constant(one);
   }
   // Called when memory runs short. The first time, reports everything so far to the policy.
   void begin_pressure() {
@@ -108,15 +108,15 @@ class Ledger {
     if (constants_leave) return;
     constants_leave = true;
     for (Version* one : versions.all())
-      if (one->constant()) may_leave(one);
+      if (one->constant()) add_constant(one);
   }
   // Adds a constant to those that may leave, if it is the program's and large enough.
-  void may_leave(Version* one) {
+  void add_constant(Version* one) {
     if (!constants_leave || one->nbytes < least_copy_bytes || Constants::has(one)) return;
     if (versions.find(one->key) == one) constants.add(one);
   }
-  // Called when a version is about to be written to: its copy on the host is out of date.
-  static void changes(Version* one) { one->host.reset(); }
+  // Called when a version is about to be written to: its copy on the host would be out of date.
+  static void forget_host_copy(Version* one) { one->host.reset(); }
   // Returns all versions: those with memory, those whose memory is evicted, and what they were computed from.
   VersionList known() const {
     VersionList found;

@@ -86,7 +86,7 @@ class Ledger:
     dtr: Any  # the `core.dtr.DTR` of which this is a part
 
     # In C++: decided(decision, nbytes, age, mutations), evictable(version), enter(version),
-    # changes(version), let_constants_leave(), keep_copy(version, storage), use_copy(version),
+    # forget_host_copy(version), let_constants_leave(), keep_copy(version, storage), use_copy(version),
     # begin_pressure(), known(), note_peak(nbytes), collect_dead(), reserve(call, nbytes), give_back(call),
     # others_reserve(), and searches of all versions:
     # - largest_copy(): the bytes that a copy of a constant may take
@@ -98,7 +98,7 @@ class Ledger:
     decided: Callable[[int, int, int, int], None]
     evictable: Callable[[Version], None]
     enter: Callable[[Version], None]
-    changes: Callable[[Version], None]
+    forget_host_copy: Callable[[Version], None]
     let_constants_leave: Callable[[], None]
     keep_copy: Callable[[Version, Any], None]
     use_copy: Callable[[Version], None]
@@ -248,7 +248,7 @@ class Ledger:
         """Account for a resident storage whose size has changed."""
         for observer in self.observers:
             observer.changes(RESIZED, version, bytes=nbytes)
-        self.changes(version)
+        self.forget_host_copy(version)
         self.policy.discard(version)
         if nbytes > SMALL_CONSTANT >= version.nbytes > 0:  # no longer keep it alive
             kept = [one for one in self.small_constants if self.key_of(one) != version.key]

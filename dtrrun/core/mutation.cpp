@@ -126,7 +126,7 @@ void Mutation::pin(Version* version, Pin why) {
 
 void Mutation::escape(Version* version, Pin why) {
   ledger_.backend.changes(Change::ESCAPES, version, why, false);
-  Ledger::changes(version);
+  Ledger::forget_host_copy(version);
   if (!version->escaped || ledger_.backend.trusts(version)) {
     constant_about_to_change(version, why);
     version->escaped = true;
@@ -142,7 +142,7 @@ void Mutation::escape_together(const std::vector<VersionRef>& versions, Pin why)
 
 void Mutation::written_outside(Version* version, Pin why, bool escapes) {
   ledger_.backend.changes(Change::WRITTEN_OUTSIDE, version, why, escapes);
-  Ledger::changes(version);
+  Ledger::forget_host_copy(version);
   if (!version->constant() || !copies_.keep(version)) constant_about_to_change(version, why);
   version->escaped = version->escaped || escapes;  // inherited by later versions
   if (escapes) ledger_.backend.give_up(version);

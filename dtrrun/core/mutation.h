@@ -145,7 +145,7 @@ class Mutation {
   template <class Constants, class Changing>
   void about_to_change(const Constants& each, Changing& changing) {
     each([&](Version* one) {
-      Ledger::changes(one);
+      Ledger::forget_host_copy(one);
       copies_.keep(one);
     });
     each([&](Version* one) {

@@ -12,7 +12,7 @@ void Recipes::make_constant(Version* one, Pin pin) {
     ledger_.decided(Decision::PINNED, one);
     if (ledger_.pressure) ledger_.policy->discard(one);
     set_operation(one, nullptr);
-    ledger_.may_leave(one);
+    ledger_.add_constant(one);
   }
   if (one->pin == nullptr) one->pin = pin;
 }
@@ -84,7 +84,7 @@ VersionRef Recipes::supersede(Version* target, Recorded* maker, int64_t cost) {
   made->period = target->period;
   made->fixed = target->fixed;
   target->superseded = true;
-  Ledger::changes(target);
+  Ledger::forget_host_copy(target);
   if (Constants::has(target)) ledger_.constants.remove(target);
   ledger_.use_copy(target);
   if (target->resident) target->escaped = false;  // no other code can reach the copy
@@ -92,7 +92,7 @@ VersionRef Recipes::supersede(Version* target, Recorded* maker, int64_t cost) {
   ledger_.versions.put(made.get());
   if (maker == nullptr) {
     made->pin = target->pin == nullptr ? pins::MUTATED : target->pin;
-    ledger_.may_leave(made.get());
+    ledger_.add_constant(made.get());
   } else {
     set_operation(made.get(), maker);
     made->cost = cost;
@@ -110,6 +110,7 @@ VersionRef Recipes::half_written(const Version* target) {
 void Recipes::end() {
   std::unordered_set<Recorded*> seen;
   for (Version* one : ledger_.known()) {
+    if (one->resident) Ledger::forget_host_copy(one);
     if (Recorded* maker = maker_of(one)) {
       if (!seen.insert(maker).second) continue;
       if (!maker->held) continue;

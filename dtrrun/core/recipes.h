@@ -1,7 +1,8 @@
 // Recipes: which versions can be recomputed, and what keeps them recomputable.
 //
-// A version without a recipe is a constant: it is never dropped, though it may leave for the host (`host.h`). Before a version is evicted for the first time its recipe is
-// secured, down to the constants. From then on it stays replayable, whatever the program releases.
+// A version without a recipe is a constant: it is never dropped, though it may leave for the host (`host.h`). Before a version is
+// evicted for the first time its recipe is secured, down to the constants. From then on it stays replayable, whatever the program
+// releases.
 #pragma once
 
 #include "ledger.h"

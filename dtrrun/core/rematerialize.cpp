@@ -239,7 +239,7 @@ void Rematerializer::carry_out(Work& work) {
       std::rethrow_exception(work.error);  // it could take exponential time: `frugally` is better
     try {
       if (!maker)
-        bring_back(version.get());
+        eviction_.bring_back(version.get());
       else if (!recomputer_.run(version.get(), maker.get(), work.without_workspace.get() == maker.get()))
         continue;  // an input has gone
       ledger_.backend.between();
@@ -264,18 +264,6 @@ void Rematerializer::carry_out(Work& work) {
     leave(work.entered);
     deallocation_.came_back(maker.get());
   }
-}
-
-void Rematerializer::bring_back(Version* constant) {
-  VersionRef kept(constant);
-  constant->locks++;
-  try {
-    eviction_.bring_back(constant);
-  } catch (...) {
-    constant->locks--;
-    throw;
-  }
-  constant->locks--;
 }
 
 void Rematerializer::add_to(Plan& plan, Version* wanted, std::vector<Item>& stack) {

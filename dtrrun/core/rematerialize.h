@@ -64,8 +64,6 @@ class Rematerializer {
   // -- the plan --
 
   void carry_out(Work& work);
-  // Brings back a constant that has left for the host.
-  void bring_back(Version* constant);
 
   // Plans what must run to make `wanted` and pushes it on the stack, the last in the program's order first. Versions that these
   // operations make for one another are locked until the last reader has run. So everything is recomputed once; otherwise what two

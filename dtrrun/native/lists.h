@@ -117,7 +117,7 @@ class ListUpdates {
     if (loose_.size() == targets_.size()) return false;  // all may need a recipe
     for (const VersionRef& target : targets_) Mutation::no_longer_blank(target.get());
     for (Version* one : loose_) core_.recipes.make_constant(one, pins::UPDATED_IN_PLACE);
-    for (const VersionRef& target : targets_) Ledger::changes(target.get());
+    for (const VersionRef& target : targets_) Ledger::forget_host_copy(target.get());
     for (const VersionRef& target : targets_)
       if (!core_.rescue.resident_dependents_of(target.get())) return false;
     return true;

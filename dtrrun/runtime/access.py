@@ -130,7 +130,7 @@ class Access:
             if version is not None:
                 self._dtr.rematerializer.lock([version], locks)
                 if writes:
-                    self._ledger.changes(version)
+                    self._ledger.forget_host_copy(version)
             return locks
 
     @property
