@@ -78,35 +78,33 @@ class SplitLists {
 
   // Returns where the parts of a call end; nullopt if it fits, or can't be split.
   std::optional<std::vector<size_t>> parts_of(Arrival& arrival) const {
-    const IValue* values = arrival.values();
+    c10::ArrayRef<IValue> values(arrival.values(), arrival.count);
+    c10::SmallVector<c10::ArrayRef<IValue>, 6> lists;  // of tensors
     size_t count = 0;
-    bool alike = true;
-    for (size_t place = 0; place < arrival.count; place++) {
-      if (!values[place].isList() || values[place].toListRef().empty()) continue;
-      size_t size = values[place].toListRef().size();
-      if (count != 0 && size != count) return std::nullopt;
-      count = size;
-      if (values[place].isTensorList()) alike = alike && are_alike(values[place].toListRef());
+    for (const IValue& value : values) {
+      if (!value.isList() || value.toListRef().empty()) continue;
+      if (count != 0 && value.toListRef().size() != count) return std::nullopt;
+      count = value.toListRef().size();
+      if (value.isTensorList()) lists.push_back(value.toListRef());
     }
-    if (count < 2) return std::nullopt;
+    if (count < 2 || lists.empty()) return std::nullopt;
+    bool returns = !arrival.schema().returns().empty(), resident = true;
+    if (!returns && ledger_.evicted_bytes == 0) return std::nullopt;
     std::vector<size_t> ends;
-    std::unordered_set<const Version*> listed;
-    int64_t most = ledger_.limit >> PART_SHIFT, total = 0, part = 0;
-    bool resident = true, is_cpu = true;
+    int64_t most = ledger_.limit >> PART_SHIFT, made = 0, total = 0, part = 0;
     for (size_t i = 0; i < count; i++) {
-      int64_t nbytes = 0, made = 0;
-      for (size_t place = 0; place < arrival.count; place++) {
-        if (!values[place].isTensorList() || values[place].toListRef().empty()) continue;
-        const at::Tensor& tensor = values[place].toListRef()[i].toTensor();
-        const Version* one = tensor.defined() && is_plain(tensor) ? versions_.of(tensor) : nullptr;
+      int64_t nbytes = 0;
+      for (auto list : lists) {
+        const Version* one = version_of(list[i]);
         if (one == nullptr) return std::nullopt;  // it has not been met
-        nbytes += one->nbytes;
-        listed.insert(one);
-        if (made == 0) made = one->nbytes;
         resident = resident && one->resident;
-        is_cpu = is_cpu && tensor.is_cpu();
+        nbytes += one->nbytes;
       }
-      if (!arrival.schema().returns().empty()) nbytes += made;
+      if (returns) {  // a result for each tensor of the first list
+        int64_t result = version_of(lists[0][i])->nbytes;
+        nbytes += result;
+        made += result;
+      }
       if (part != 0 && part + nbytes > most) {
         ends.push_back(i);
         part = 0;
@@ -114,19 +112,26 @@ class SplitLists {
       part += nbytes;
       total += nbytes;
     }
+    if (ends.empty() || (resident && ledger_.resident_bytes + made <= ledger_.limit)) return std::nullopt;
     // On a GPU, lists of tensors that are alike take another kernel than others: a part of the others might be alike.
-    if (ends.empty() || !(is_cpu || alike)) return std::nullopt;
-    if (resident && ledger_.constants_leave && arrival.schema().returns().empty()) return std::nullopt;
+    if (!lists[0][0].toTensor().is_cpu() && !std::all_of(lists.begin(), lists.end(), are_alike)) return std::nullopt;
     if (!ledger_.constants_leave) {
-      if (total + others(listed) <= ledger_.limit) return std::nullopt;
+      if (total + others(lists) <= ledger_.limit) return std::nullopt;
       ledger_.let_constants_leave();
       ledger_.backend.constants_leave();
     }
     ends.push_back(count);
     return ends;
   }
-  // Returns the bytes of the constants in memory that are not listed.
-  int64_t others(const std::unordered_set<const Version*>& listed) const {
+  const Version* version_of(const IValue& value) const {
+    const at::Tensor& tensor = value.toTensor();
+    return is_plain(tensor) ? versions_.of(tensor) : nullptr;
+  }
+  // Returns the bytes of the constants in memory that are in none of these lists.
+  int64_t others(c10::ArrayRef<c10::ArrayRef<IValue>> lists) const {
+    std::unordered_set<const Version*> listed;
+    for (auto list : lists)
+      for (const IValue& value : list) listed.insert(version_of(value));
     int64_t nbytes = 0;
     for (const Version* one : ledger_.versions.all())
       if (one->resident && one->constant() && listed.count(one) == 0) nbytes += one->nbytes;
