@@ -118,7 +118,7 @@ def test_what_a_collective_has_written_is_not_lost(name):
             kept += [*before, x, out, x * 3, *chain(torch.cos(out), 3)]
         return kept
 
-    check_stress(program, host=False)
+    check_stress(program)
 
 
 @pytest.mark.usefixtures("alone")

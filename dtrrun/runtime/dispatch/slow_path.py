@@ -324,13 +324,13 @@ class SlowPath:
             outputs, unplain = new_storages(result, operator, ledger)
             if unplain:
                 call.counted = sum([self._count_new(tensor) for tensor in unplain])
+        if operator.collective:  # it may go on reading when it has returned
+            for version in call.versions:
+                version.fixed = True
         self._operators.finish(call, outputs, plain=not unplain)
-        if operator.collective:  # it may still be reading and writing them when it has returned
-            keys = [version.key for version in call.versions]
-            keys += [ledger.key_of(storage) for _, storage, _ in outputs]
-            for key in keys:
-                if (version := ledger.versions.get(key)) is not None:
-                    version.fixed = True
+        if operator.collective:  # and writing
+            for _, storage, _ in outputs:
+                ledger.versions[ledger.key_of(storage)].fixed = True
         if call.reading is not None and not call.reading.pure:
             for _, storage, _ in outputs:
                 ledger.versions[ledger.key_of(storage)].pin = READS_STATE
