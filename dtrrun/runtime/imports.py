@@ -37,7 +37,7 @@ class _Finder:
             return None
         found = [*sys.meta_path]
         for finder in found[found.index(self) + 1 :] if self in found else ():
-            spec = finder.find_spec(name, path, target)
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if spec.loader is not None:
                     self._call_after(spec.loader)
