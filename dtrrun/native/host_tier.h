@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <map>
@@ -116,7 +117,10 @@ class FileTier final : public StorageTier {
       if (end_ + wanted - files_.back().first > room) return std::nullopt;
       place = std::exchange(end_, end_ + wanted);
     }
-    if (transfer<true>(*place, static_cast<char*>(as_impl(storage)->mutable_data()), size)) return place;
+    if (transfer<true>(*place, static_cast<char*>(as_impl(storage)->mutable_data()), size)) {
+      files_.back().copies++;
+      return place;
+    }
     if (*place + wanted == end_)
       end_ = *place;  // the disk is full, or the file may not grow
     else
@@ -130,7 +134,16 @@ class FileTier final : public StorageTier {
     move_to(emptied, memory);
   }
   void release(int64_t place, int64_t size) override {
-    if (place >= files_.back().first) free_.give(place, rounded(size, -PAGE));  // others may be read by a child
+    auto file = file_of(place);
+    file->copies--;
+    if (file != std::prev(files_.end())) {  // a child may read it, which has its own descriptor
+      if (file->copies == 0) close_file(file);
+    } else if (file->copies == 0 && getpid() == pid_ && !forks_ && ftruncate(file->descriptor, 0) == 0) {
+      free_.clear();
+      end_ = file->first;
+    } else {
+      free_.give(place, rounded(size, -PAGE));
+    }
   }
 
  private:
@@ -140,9 +153,18 @@ class FileTier final : public StorageTier {
 
   struct File {
     int descriptor;
-    int64_t first;  // of its places
+    int64_t first;       // of its places
+    int64_t copies = 0;  // that are in it
   };
+  using Files = std::vector<File>;
 
+  Files::iterator file_of(int64_t place) {
+    return std::prev(std::find_if(files_.rbegin(), files_.rend(), [&](const File& one) { return one.first <= place; }).base());
+  }
+  void close_file(Files::iterator file) {
+    close(file->descriptor);
+    files_.erase(file);
+  }
   void begin_file() {
     int descriptor = open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (descriptor < 0) {  // not every file system has that
@@ -152,13 +174,14 @@ class FileTier final : public StorageTier {
       unlink(name.c_str());
     }
     free_.clear();
+    if (!files_.empty() && files_.back().copies == 0) close_file(std::prev(files_.end()));
     files_.push_back({descriptor, end_});
   }
 
   // Returns false if the system refuses, with the reason in `errno`.
   template <bool out>
   bool transfer(int64_t place, char* memory, int64_t size) {
-    auto file = std::find_if(files_.rbegin(), files_.rend(), [&](const File& one) { return one.first <= place; });
+    auto file = file_of(place);
     std::optional<WithoutGil> released;
     if (size >= LONG) released.emplace();
     for (int64_t done = 0; done < size;) {
@@ -178,7 +201,7 @@ class FileTier final : public StorageTier {
 
   const std::string folder_;
   const pid_t pid_;
-  std::vector<File> files_;  // the last one is written to
+  Files files_;              // the last one is written to
   int64_t end_ = 0;          // the first place after the last file's
   bool forks_ = false;
   Places free_;
@@ -199,6 +222,7 @@ class PinnedTier final : public StorageTier {
     if (!place && grow(wanted)) place = free_.take(wanted);
     if (!place) return std::nullopt;
     copy(*place, size, c10::Storage(ImplRef::reclaim_copy(as_impl(storage))), /*out=*/true);
+    copies_++;
     return place;
   }
   void read(int64_t place, int64_t size, Storage* emptied) override {
@@ -208,7 +232,12 @@ class PinnedTier final : public StorageTier {
     copy(place, size, *memory, /*out=*/false);
     move_to(emptied, *memory);
   }
-  void release(int64_t place, int64_t size) override { free_.give(place, rounded(size, -ALIGNMENT)); }
+  void release(int64_t place, int64_t size) override {
+    if (--copies_ != 0) return free_.give(place, rounded(size, -ALIGNMENT));
+    free_.clear();
+    chunks_.clear();  // PyTorch keeps them for others, once the last copy from there is over
+    pinned_ = 0;
+  }
   bool is_timed(const Traffic& way) const override { return way.nbytes < MEASURED; }
 
  private:
@@ -242,19 +271,21 @@ class PinnedTier final : public StorageTier {
 
   // Pins one more chunk, in which so many bytes fit. Returns false if that is more than is allowed, or the system refuses.
   bool grow(int64_t wanted) {
-    int64_t left = most_bytes - pinned_, size = std::min(std::max(CHUNK, wanted), std::max(left, int64_t{0}));
-    if (size < wanted) return false;
+    // PyTorch pins powers of two.
+    auto left = static_cast<uint64_t>(most_bytes - pinned_), size = std::bit_ceil(static_cast<uint64_t>(std::max(CHUNK, wanted)));
+    size = std::min(size, std::bit_floor(left));
+    if (size < static_cast<uint64_t>(wanted)) return false;
     try {
       Off off;
       c10::impl::ExcludeDispatchKeyGuard beneath_the_program(WayIn::ABOVE);
-      at::Tensor memory = at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(true));
+      at::Tensor memory = at::empty({static_cast<int64_t>(size)}, at::TensorOptions(at::kByte).pinned_memory(true));
       chunks_.push_back({std::move(memory), next_});
     } catch (const c10::Error&) {
       return false;
     }
-    free_.give(next_, size);
-    next_ += size + ALIGNMENT;  // chunks never merge
-    pinned_ += size;
+    free_.give(next_, static_cast<int64_t>(size));
+    next_ += static_cast<int64_t>(size) + ALIGNMENT;  // chunks never merge
+    pinned_ += static_cast<int64_t>(size);
     return true;
   }
   void copy(int64_t place, int64_t size, const c10::Storage& storage, bool out) {
@@ -274,7 +305,7 @@ class PinnedTier final : public StorageTier {
 
   const SessionBackend& backend_;
   std::vector<Chunk> chunks_;
-  int64_t next_ = 0, pinned_ = 0;
+  int64_t next_ = 0, pinned_ = 0, copies_ = 0;
   Places free_;
 };
 

@@ -45,6 +45,7 @@ def budget_for(tensors, **kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_that_does_not_fit(kind):
     budget_bytes, expected = budget_for(STATE // 3, **KINDS[kind])
+    torch.cuda.reset_peak_host_memory_stats()
     with dtrrun.budget(budget_bytes, DEVICE, verify=True, host_budget="500MB") as session:
         found = program(**KINDS[kind])
         report = session.report()
@@ -55,6 +56,7 @@ def test_state_that_does_not_fit(kind):
     assert report["peak_bytes"] < STATE
     assert min(report["copies_out"], report["copies_in"]) > 0
     assert report["host_peak_bytes"] <= report["host_budget_bytes"] == 500_000_000
+    assert 0 < torch.cuda.host_memory_stats()["allocated_bytes.peak"] <= 500_000_000  # pinned
 
 
 def test_a_script_trains_where_it_would_end_and_says_so(capfd):
