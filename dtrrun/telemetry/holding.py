@@ -37,11 +37,11 @@ def class_remedy(row: Row, peak_bytes: int) -> str:
     if name == SAVED and evictable:
         return f"evictable: {_time(row['recompute_seconds'])} a step for all (--budget); or checkpoint"
     if name == STATE:
-        return "an optimizer with less state, FSDP or ZeRO"
+        return "may leave for the host (--host-budget); less state; FSDP"
     if name == GRADIENTS:
-        return "zero_grad() before the forward pass; FSDP"
+        return "zero_grad() before the forward pass; --host-budget; FSDP"
     if name == PARAMETERS:
-        return "fewer bits; FSDP"
+        return "fewer bits; --host-budget; FSDP"
     if name == TEMPORARIES and evictable >= nbytes / 2:
         return "evictable (--budget)"
     if name == BATCH:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from test_html import Elements
 from view_snapshots import check
 
-from dtrrun.telemetry.holding import CLASSES, as_lines
+from dtrrun.telemetry.holding import CLASSES, GRADIENTS, PARAMETERS, STATE, as_lines, class_remedy
 from dtrrun.views.holding import NOT_SEEN, lines_of, print_peak, short
 from dtrrun.views.html import page
 from dtrrun.views.report import build_report
@@ -130,6 +130,12 @@ def test_the_table_of_a_message():
         "checkpoint",
     ]
     assert lines[-1].strip().startswith("allp in evaluate at train.py:29")  # `logits` is less than 2 %
+
+
+def test_what_cannot_be_computed_again_may_leave_for_the_host():
+    for name in (PARAMETERS, GRADIENTS, STATE):
+        row = {"name": name, **amount(90, evictable=False)}
+        assert "--host-budget" in class_remedy(row, 100)
 
 
 def test_names_in_short():
