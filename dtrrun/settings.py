@@ -28,7 +28,7 @@ from dtrrun.values import Reader
 VARIABLE = "DTRRUN_RUNTIME"
 """Environment variable that passes the settings from the launcher to every process of the target."""
 
-OverBudget = Literal["error", "warn", "evict"]
+OverBudget = Literal["error", "raise", "warn", "evict"]
 Deallocation = Literal["eager", "banish", "ignore"]
 CostSource = Literal["measured", "model"]
 WarnOrStop = Literal["warn", "stop"]
@@ -165,8 +165,9 @@ class RuntimeSettings:
         "Read operator costs from a file that dtrrun profile has written.", POLICY, read=values.costs
     )
     over_budget: OverBudget = option(
-        "What to do when nothing is left to evict: raise an out-of-memory error in the script; warn, and "
-        "raise the limit to what does not fit; or go over the budget, evicting all that can be (evict).",
+        "What to do when nothing is left to evict: give the script an out-of-memory error (error); raise the "
+        "budget to what is needed, if there is memory, and lower it if the device has less (raise); warn, "
+        "and raise the limit to what does not fit; or go over the budget, evicting all that can be (evict).",
         BUDGET,
         "error",
     )

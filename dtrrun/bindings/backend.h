@@ -67,8 +67,8 @@ class PythonBackend : public Backend {
   // -- when there is no room --
 
   void no_room(int64_t nbytes, const Signature* of, const char* other) override {
-    Ref name = of == nullptr ? checked(PyUnicode_FromString(other)) : attribute(operator_of(of), "name");
-    checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), name.get()));
+    Ref what = of == nullptr ? checked(PyUnicode_FromString(other)) : Ref::copy(reinterpret_cast<PyObject*>(enclosing(of)));
+    checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), what.get()));
   }
   void constants_leave() override { checked(PyObject_CallMethod(part("eviction").get(), "constants_leave", nullptr)); }
   bool exceeds() override {

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from dtrrun.core.garbage import Garbage
-from dtrrun.core.graph import Version
+from dtrrun.core.graph import Signature, Version
 from dtrrun.core.ledger import Decision, Ledger
 
 STEP_SHIFT = 4  # a sixteenth of the limit
+
+
+class Refusal(NamedTuple):
+    """A request for which there is no room. least_bytes: the least budget that would have been enough."""
+
+    operator: str
+    nbytes: int
+    least_bytes: int
+
+
+class Adapting(Protocol):
+    """Changes the budget."""
+
+    def too_small(self, refusal: Refusal, failed: Signature | None = None) -> bool:
+        """Raise the budget to what is needed. Returns whether that was possible.
+
+        failed: the program's call that does not fit, if it is one.
+        """
+
+    def refused(self, most: int) -> bool:
+        """Lower the budget to what the device gives, in bytes. Returns whether that was done."""
 
 
 class Eviction:
@@ -53,6 +74,8 @@ class Eviction:
             "",
         )  # the latest request without room: what would have had to fit
         self.exceeded_by = ""  # the operator for which the limit was raised last
+        self.adapting: Adapting | None = None  # under `raise`
+        self._refusal = Refusal("", 0, 0)  # the latest one
         self.reach = -1  # on a GPU: what tensors could use without fragmentation
         self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; has it grown?
         self.constants_leave: Callable[[], None] = lambda: None  # called when the first one is about to
@@ -65,12 +88,14 @@ class Eviction:
         if not self.try_room(nbytes):
             self.no_room(nbytes + self._ledger.reserved_bytes, operator)
 
-    def no_room(self, nbytes: int, operator: str) -> None:
+    def no_room(self, nbytes: int, what: str | Signature) -> None:
         """Handle that `nbytes`, including what is reserved, do not fit although everything has been evicted.
 
-        Raises the budget error, or counts that the budget is exceeded.
+        what: the call that needs them, or what to call it. Raises the budget error, unless the budget is
+        exceeded or raised.
         """
-        ledger = self._ledger
+        ledger, failed = self._ledger, None if isinstance(what, str) else what
+        operator = what if isinstance(what, str) else what.operator.name
         self.garbage.hopeless = nbytes > ledger.limit and not self.replaying
         if self.reach >= 0 and (self._may_fit(nbytes) or (self.refresh() and self._may_fit(nbytes))):
             return  # the limit is an estimate: the allocator decides
@@ -79,19 +104,28 @@ class Eviction:
             self.over_budget += 1
             return
         self._short_of, self._for = ledger.resident_bytes + nbytes, operator
-        if not self.replaying and self.exceeds():
+        refused = nbytes - ledger.reserved_bytes, operator
+        self._refusal = self.refusal_of(*refused)
+        if not self.replaying and self.exceeds(failed):
             return
-        raise self.too_small(nbytes - ledger.reserved_bytes, operator)
+        raise self.too_small(*refused)
 
-    def exceeds(self) -> bool:
-        """Under `warn`, raise the limit to what has not fitted, and return True.
+    def exceeds(self, failed: Signature | None = None) -> bool:
+        """Under `warn`, raise the limit to what has not fitted; under `raise`, the budget. Returns whether
+        that was done.
 
         What must stay and the largest operator then fit, and the program goes on as inside a budget of that
         size. At least by a sixteenth, since each attempt to bring something back may take long.
         """
+        ledger = self._ledger
+        if self.adapting is not None:
+            if ledger.others_reserve():  # they will have ended when it is tried again
+                return False
+            raised = self.adapting.too_small(self._refusal, failed)
+            self.garbage.hopeless = self.garbage.hopeless and not raised
+            return raised
         if not self.adapts:
             return False
-        ledger = self._ledger
         ledger.exceed(max(self._short_of, ledger.limit + (ledger.limit >> STEP_SHIFT)))
         self.over_budget += 1
         self.exceeded_by = self._for
@@ -140,24 +174,31 @@ class Eviction:
         missing: bytes that the device's allocator lacked for it, whatever room the ledger sees.
         """
         ledger = self._ledger
-        assert ledger.budget_bytes is not None
+        self._refusal = refusal = self.refusal_of(nbytes, operator, missing=missing)
         reserved = ledger.reserved_bytes
         under_way = {"results of running operators": reserved} if reserved else {}
-        if missing is None:
-            overhead = max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
-            least = ledger.resident_bytes + reserved + nbytes + overhead
-        else:  # what it needs may be reserved already, and the limit is an estimate
-            needed = ledger.resident_bytes + max(reserved, nbytes) + sum(ledger.overhead.values())
-            least = max(needed, ledger.budget_bytes + missing)
         error: Exception = self.BudgetError(
             operator,
             nbytes,
             ledger.budget_bytes,
-            least,
+            refusal.least_bytes,
             by_size(self.pinned_by_reason() | ledger.overhead | under_way),
             frozenset(ledger.overhead),
         )
         return error
+
+    def refusal_of(self, nbytes: int, operator: str, *, missing: int | None = None) -> Refusal:
+        """Return what is known of a refused request; see `too_small`."""
+        ledger = self._ledger
+        assert ledger.budget_bytes is not None
+        reserved, overhead = ledger.reserved_bytes, sum(ledger.overhead.values())
+        if missing is None:
+            overhead = max(ledger.budget_bytes - ledger.limit, overhead, 0)  # on a GPU
+            least = ledger.resident_bytes + reserved + nbytes + overhead
+        else:  # what it needs may be reserved already, and the limit is an estimate
+            needed = ledger.resident_bytes + max(reserved, nbytes) + overhead
+            least = max(needed, ledger.budget_bytes + missing)
+        return Refusal(operator, nbytes, least)
 
 
 def by_size(sizes: dict[str, int]) -> dict[str, int]:

@@ -72,10 +72,13 @@ class Rematerializer:
 
     def restore(self, version: Version) -> bool:
         """Bring an evicted version back if there is room. Returns whether there was."""
+        adapting, self._eviction.adapting = self._eviction.adapting, None  # not worth a larger budget
         try:
             self.materialize((version,), locked=False)
         except (self._out_of_memory, AssertionError, LostError):
             return False
+        finally:
+            self._eviction.adapting = adapting
         return True
 
     def restore_all(self, *, fitting: bool = False) -> list[Version]:

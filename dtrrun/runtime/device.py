@@ -17,6 +17,7 @@ from dtrrun.runtime import storage
 from dtrrun.runtime.dispatch.interposer import Interposer
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
+from dtrrun.runtime.host import memory_left
 from dtrrun.settings import RuntimeSettings
 
 COUNTERS = (
@@ -54,6 +55,7 @@ class Cpu:
         self, dtr: Any, slow_path: SlowPath, warn: Callable[[str], None], alert: Callable[[str], None]
     ) -> None:
         """Take part in a session."""
+        self._ledger, self._native = dtr.ledger, slow_path.native
         if self._notice:
             warn(self._notice)
         storage.use_device(storage.CPU_ROUNDING, None)
@@ -98,6 +100,11 @@ class Cpu:
 
     def set_budget(self, budget_bytes: int | None) -> None:
         pass
+
+    def most_bytes(self) -> int:
+        """Return the largest budget that there is memory for."""
+        _, free, *_ = self._native.heap_figures()  # of its own pages, and of the machine's
+        return int(self._ledger.resident_bytes + free + memory_left())
 
     def sufficient_bytes(self, peak: int) -> int:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""

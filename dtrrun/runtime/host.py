@@ -134,17 +134,34 @@ class Host:
 
 
 def share_of_memory(environ: Mapping[str, str] = os.environ, root: str = "/") -> int:
-    """Return half of the memory that this machine has left, divided among its ranks; 0 if unknown.
+    """Return half of the memory that this machine has left, divided among its ranks; 0 if unknown."""
+    return memory_left(environ, root) // SHARE
 
-    Respects the limit of the process's control group.
+
+def memory_left(environ: Mapping[str, str] = os.environ, root: str = "/") -> int:
+    """Return the memory that this machine has left, in bytes, divided among its ranks; 0 if unknown.
+
+    Respects the limits of the process and of its control group.
     """
     left = _available(root)
     if left is None:
         return 0
-    for limit, used in _group_limits(root):
+    for limit, used in (*_group_limits(root), *_own_limits(root)):
         left = min(left, max(limit - used, 0))
     ranks = environ.get("LOCAL_WORLD_SIZE", "1")
-    return left // SHARE // max(int(ranks) if ranks.isdigit() else 1, 1)
+    return left // max(int(ranks) if ranks.isdigit() else 1, 1)
+
+
+def _own_limits(root: str) -> list[tuple[int, int]]:
+    """Return limit and use, in bytes, of this process's address space and data (`ulimit`), if limited."""
+    with suppress(ImportError, OSError, ValueError, IndexError):
+        import resource
+
+        pages = Path(root, "proc/self/statm").read_text().split()
+        kinds = (resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])
+        limits = [(resource.getrlimit(kind)[0], int(used) * resource.getpagesize()) for kind, used in kinds]
+        return [(limit, used) for limit, used in limits if limit != resource.RLIM_INFINITY]
+    return []
 
 
 def _available(root: str) -> int | None:

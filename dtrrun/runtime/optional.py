@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dtrrun.core.ledger import Ledger
     from dtrrun.runtime.access import Access
+    from dtrrun.runtime.adapting import Adapting, Advise
     from dtrrun.runtime.compiled.compiler import Compiler
     from dtrrun.runtime.compiled.eagerly import Eagerly
     from dtrrun.runtime.dispatch.slow_path import SlowPath
@@ -72,6 +73,15 @@ def at_peak(settings: RuntimeSettings, session: Session, callers: Callers | None
     from dtrrun.runtime.observe.at_peak import AtPeak
 
     return AtPeak(session, callers, settings.peak_bytes)
+
+
+def adapting(settings: RuntimeSettings, session: Session, advise: Advise) -> Adapting | None:
+    """`--over-budget raise`."""
+    if settings.over_budget != "raise":
+        return None
+    from dtrrun.runtime.adapting import Adapting
+
+    return Adapting(session, advise)
 
 
 def compiler(

@@ -71,7 +71,7 @@ from dtrrun.runtime.pending import soon
 from dtrrun.runtime.shortage import Shortage
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import as_bytes, format_size, format_size_up
-from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND
+from dtrrun.telemetry.advice import FOR_A_BLOCK, FOR_A_COMMAND, Advised
 
 PUBLISH_NS = 200_000_000  # between two writes of the record
 LEFT_NS = 10_000_000  # between two looks whether a session that has been left is over
@@ -133,7 +133,7 @@ class Session:
             budget_error=BudgetError,
             out_of_memory=torch.OutOfMemoryError,
             device_type=self.device.type,
-            warn_only=settings.over_budget != "error",
+            warn_only=settings.over_budget in ("warn", "evict"),
             adapts=settings.over_budget == "warn",
             fingerprints=self.fingerprints,
             heap=self._heap,  # also without a budget, so that times with and without one are comparable
@@ -192,6 +192,7 @@ class Session:
         self._launcher = Launcher(settings.record_dir)
         self._where = optional.where(settings, self._callers, self.ledger)
         self._at_peak = optional.at_peak(settings, self, self._callers)
+        self.adapting = self.dtr.eviction.adapting = optional.adapting(settings, self, self._advised)
         self.compiler = optional.compiler(settings, self._native, self._access, self._warn_once_a_run)
         self._lookahead = optional.lookahead(self.slow_path)
         if self._recorder is not None:
@@ -250,7 +251,7 @@ class Session:
             return []
         return [
             Outside(self.slow_path, self._native),
-            Shortage(self.slow_path, self._native, self.warn),
+            Shortage(self.slow_path, self._native, self.warn, lambda: self.adapting),
         ]
 
     # -- start and stop --------------------------------------------------------------------------
@@ -464,9 +465,15 @@ class Session:
     def _warn(self, text: str, *, shown: bool) -> None:
         new = text not in self.warnings
         self.warnings[text] = self.warnings.get(text, 0) + 1
-        if new and shown and sys.stderr is not None:
+        if new and shown:
+            self.tell(f"warning: {text}")
+
+    @staticmethod
+    def tell(text: str) -> None:
+        """Show the user one line, even if `quiet`. Unlike a warning, it is not in the report."""
+        if sys.stderr is not None:
             with suppress(Exception):  # the program may have closed or replaced it
-                print(f"dtrrun: warning: {text}", file=sys.stderr, flush=True)
+                print(f"dtrrun: {text}", file=sys.stderr, flush=True)
 
     def _warn_once_a_run(self, text: str) -> None:
         """Like `warn`, but only in the first process of a run, since it applies to all of them."""
@@ -492,9 +499,7 @@ class Session:
         """Explain `error`, which is about to be raised to the program. inputs, failed: the call's, if any."""
         if self._learning is not None:
             self._learning.forget()
-        ledger = self.ledger
-        plain = Plain.of(ledger, self._peak_of_steps, self.steps.count, error, failed)
-        plain = plain._replace(kept_a_step=growth_of(self._held))
+        ledger, plain = self.ledger, self._plain(error, failed)
         beside = (ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values())
         error.keep_to(plain.so_far + max(*beside, 0))
         facts: dict[str, Any] = {
@@ -516,13 +521,13 @@ class Session:
         }
         is_first, self.error = self.error is None, facts
         moment: Any = Moment(self.dtr, inputs)  # in place of the parts themselves
-        signatures = self.slow_path.signatures.all()
-        if failed is not None and failed.geometries and all(one is not failed for one in signatures):
-            signatures.append(failed)  # a first call
+        signatures = self._signatures(failed)
         growth = self.device.pool_growth_bytes()
         # A later error's advice may be asked for when the graph has gone.
         rehearsal = Rehearsal(self.dtr, self._heuristic, inputs) if is_first else None
         of_device, of_collector = self.device.hint(), "" if gc.isenabled() else UNCOLLECTED
+        if self.adapting is not None:
+            of_device = ". ".join(filter(None, (of_device, self.adapting.hint())))
 
         def advice(error: BudgetError) -> Advice:
             try:
@@ -554,6 +559,26 @@ class Session:
         if is_first:  # what turns errors into others, such as TorchScript, does not ask, and loses the error
             str(error)
         self._notices.budget_error = error.without_advice
+
+    def _plain(self, error: BudgetError, failed: Signature | None) -> Plain:
+        plain = Plain.of(self.ledger, self._peak_of_steps, self.steps.count, error, failed)
+        return plain._replace(kept_a_step=growth_of(self._held))
+
+    def _signatures(self, failed: Signature | None) -> list[Signature]:
+        """Return the signatures of the calls so far, and that of the one that has failed."""
+        signatures = self.slow_path.signatures.all()
+        if failed is not None and failed.geometries and all(one is not failed for one in signatures):
+            signatures.append(failed)  # a first call
+        return signatures
+
+    def _advised(self, error: BudgetError, inputs: Sequence[Version], failed: Signature | None) -> Advised:
+        """Return the budgets that the error of a call would name, without raising it."""
+        moment: Any = Moment(self.dtr, inputs)
+        training = find_training(self.ledger.device_type)
+        rehearsal = Rehearsal(self.dtr, self._heuristic, inputs)
+        refused = Refused(moment, self._signatures(failed), training, error, inputs, failed, rehearsal)
+        plain = self._plain(error, failed)._replace(run=self.plain_bytes())
+        return advised_budget(refused, plain, self.device.pool_growth_bytes())
 
     def _collect_garbage(self, *generation: int) -> None:
         # The program's finalizers run here. Their operators are intercepted like any others, except in the

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
+
+if TYPE_CHECKING:
+    from dtrrun.runtime.adapting import Adapting
 
 ATTEMPTS = 5  # the last one evicts everything
 REFUSED = (
@@ -23,9 +27,16 @@ REFUSED = (
 class Shortage:
     """Listens to the heap while installed."""
 
-    def __init__(self, slow_path: SlowPath, native: ModuleType, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        slow_path: SlowPath,
+        native: ModuleType,
+        warn: Callable[[str], None],
+        adapting: Callable[[], Adapting | None],
+    ) -> None:
         self._slow_path, self._ledger = slow_path, slow_path.ledger
         self._eviction, self._native, self._warn = slow_path.dtr.eviction, native, warn
+        self._adapting = adapting
 
     def install(self) -> None:
         self._native.on_shortage(self._release)
@@ -41,6 +52,8 @@ class Shortage:
         with self._slow_path.lock, (guard := below()), guard:
             ledger.collect_dead()
             before = ledger.resident_bytes
+            if attempt == 0 and (adapting := self._adapting()) is not None:
+                adapting.refused(before)
             self._eviction.release(before if attempt == ATTEMPTS - 1 else nbytes << attempt)
             freed = ledger.resident_bytes < before
         if freed:

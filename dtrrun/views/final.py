@@ -28,14 +28,17 @@ from dtrrun.views.text import (
     SOURCE,
     TOO_FEW,
     bound_words,
+    change_words,
     counts_of,
     duration,
     exceeded,
+    highest_budget,
     host_words,
     least_budget,
     longest_seconds,
     native_share,
     plain,
+    process_name,
     rate,
     reason_words,
     rule_of,
@@ -45,6 +48,8 @@ from dtrrun.views.text import (
 
 MOST = 6
 """Maximum rows of each list; `--json` has them all."""
+MOST_CHANGES = 12
+"""Maximum lines of changes of the budget."""
 HARMLESS = ("replaced", "stopped")
 """Statuses other than `ended` that are not a problem (docs/report.md)."""
 NUMBER = 11
@@ -97,7 +102,7 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
 
 
 def _summary(report: dict[str, Any]) -> Table:
-    seconds, budget, verify = report["seconds"], report["budget_bytes"], report["verify"]
+    seconds, budget, verify = report["seconds"], highest_budget(report), report["verify"]
     rows = {"peak": _peak(report["peak_bytes"], budget)}
     if report["process_peak_bytes"] and report["driver_peak_bytes"] is None:
         rows["process"] = (
@@ -121,6 +126,11 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["host"] = host
     if report["over_budget"]:
         rows["over budget"] = exceeded(report)
+    if changes := report["budget_changes"]:
+        several = len(report["processes"]) > 1
+        lines = [change_words(row, several=several) for row in changes[:MOST_CHANGES]]
+        more = len(changes) - MOST_CHANGES
+        rows["budget"] = "\n".join([*lines, *([f"… and {more} more changes"] if more > 0 else [])])
     if report["oom_retries"]:
         rows["out of memory"] = f"{times(report['oom_retries'], 'operator')} run again"
     if report["steps"]:
@@ -193,11 +203,10 @@ def _table(rows: list[dict[str, str | Text]], names: list[str]) -> Table:
 
 
 def _cells(process: dict[str, Any]) -> dict[str, str | Text]:
-    rank = process["rank"]
     peak, source = _shown(process)
     evictions, found, cost, steps, slowdown = counts_of(process)
     return {
-        "process": f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}",
+        "process": process_name(process),
         "peak": format_size(process["peak_bytes"]),
         "driver": peak,
         "source": source,

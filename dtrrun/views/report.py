@@ -113,6 +113,7 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "over_budget": counters.get("over_budget", 0),
         "exceeded_bytes": counters.get("exceeded_bytes", 0),
         "oom_retries": counters.get("oom_retries", 0),
+        "budget_changes": budget_changes(snapshots),
         "host": _host(counters),
         **_driver(snapshots),
         "steps": counters.get("steps", 0),
@@ -134,6 +135,19 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         },
         "error": errors[0] if errors else None,
     }
+
+
+CHANGE = ("seconds", "step", "from_bytes", "to_bytes", "reason", "operator", "least_bytes")
+
+
+def budget_changes(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """Return how `--over-budget raise` has changed the budgets of processes, earliest first."""
+    found = [
+        {"pid": one.pid, "rank": one.meta.get("rank"), **{name: row.get(name) for name in CHANGE}}
+        for one in snapshots
+        for row in table([one], "budget_changes")
+    ]
+    return sorted(found, key=lambda row: row["seconds"] or 0.0)
 
 
 HOST_COUNTS = (

@@ -99,6 +99,31 @@ def exceeded(report: Mapping[str, Any]) -> str:
     return f"by {format_size_up(most)} at most ({count})" if most else count
 
 
+def highest_budget(report: Mapping[str, Any]) -> int | None:
+    """Return the largest budget that was in force, which is the one that the peak is compared with."""
+    given: int | None = report["budget_bytes"]
+    changes = report.get("budget_changes") or ()  # missing in reports of older versions
+    return max([given, *(row["to_bytes"] for row in changes)]) if given else given
+
+
+def change_words(row: Mapping[str, Any], *, several: bool) -> str:
+    """`6 GB to 6.4 GB in step 3, after 8.1 s, for aten.addmm`.
+
+    several: name the process.
+    """
+    sizes = f"{format_size(row['from_bytes'])} to {format_size(row['to_bytes'])}"
+    who = "" if not several else f"{process_name(row)}: "
+    when = f"in step {row['step']:,}, after {duration(row['seconds'])}"
+    why = f"for {plain(row['operator'], 60)}" if row["reason"] == "too small" else "refused more"
+    return f"{who}{sizes} {when}, {why}"
+
+
+def process_name(process: Mapping[str, Any]) -> str:
+    """`rank 1`, or `pid 4711` outside of torchrun and the like."""
+    rank = process["rank"]
+    return f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}"
+
+
 def host_words(report: Mapping[str, Any]) -> str:
     """`1.2 GB out, 1.1 GB back in 0.8 s, at most 300 MB there (…)`; "" if nothing has left for the host."""
     host = report.get("host") or {}  # missing in reports of older versions

@@ -1,10 +1,13 @@
-"""`--over-budget warn`: a budget that is too small costs what the least one that holds the program would."""
+"""`--over-budget warn` and `raise`: a budget that is too small costs what the least that suffices would."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 import dtrrun
+from dtrrun.runtime import device
 from tests.conformance.programs import assert_same, outcome, plain
 
 WIDTH, ROWS, LAYERS = 64, 512, 8
@@ -61,3 +64,45 @@ def test_evict_goes_on_evicting_all_that_it_can(peak):
     assert_same(expected, found, "with everything evicted")
     assert report["evictions"] > 300
     assert report["rule"] is None or report["over_budget"] > 300
+
+
+@pytest.mark.parametrize("share", [0.02, 0.35])
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_budget_is_raised_a_few_times_and_kept(share, threads, peak):
+    expected, budget = plain(training), int(share * peak)
+    with dtrrun.budget(budget, "cpu", over_budget="raise", cost="model", quiet=True) as session:
+        _, found = outcome(in_a_thread if threads else training)
+        report = session.report()
+    assert_same(expected, found, "in a raised budget")
+    changes = report["budget_changes"]
+    assert 1 <= len(changes) <= 5
+    for one, before in zip(changes, [{"to_bytes": budget}, *changes], strict=False):
+        assert one["from_bytes"] == before["to_bytes"] < one["least_bytes"] < one["to_bytes"]
+    assert report["peak_bytes"] <= changes[-1]["to_bytes"] == report["budget_bytes"] < 0.8 * peak
+    assert (report["over_budget"], report["error"]) == (0, None)
+
+
+def in_a_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(training).result()
+
+
+def test_there_is_no_raise_beyond_what_the_machine_has(peak, monkeypatch):
+    monkeypatch.setattr(device, "memory_left", lambda: peak // 20)
+    with dtrrun.budget(int(0.3 * peak), "cpu", over_budget="raise", cost="model") as session:
+        weights = torch.nn.Linear(WIDTH, WIDTH)
+        with pytest.raises(dtrrun.BudgetError, match=r"was not raised.*this machine has"):
+            torch.nn.Linear(1000, peak // 5000)
+        assert session.report()["budget_changes"] == []
+        with torch.no_grad():
+            weights(torch.ones(1, WIDTH))
+
+
+def test_what_only_might_be_brought_back_is_not_worth_a_raise(peak):
+    with dtrrun.budget(int(0.5 * peak), "cpu", over_budget="raise", cost="model") as session:
+        kept = [torch.ones(peak // 40) * 2]
+        for _ in range(10):
+            kept.append(kept[-1] * 2)
+        session.dtr.rematerializer.restore_all()
+        assert session.report()["budget_changes"] == []
+        assert session.report()["evictions"] > 0

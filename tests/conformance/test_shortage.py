@@ -53,18 +53,19 @@ def limit(room):
 
 expected = program()
 torch.manual_seed(0)
-with dtrrun.budget(1000 * MB) as session:
+with dtrrun.budget(1000 * MB, over_budget=sys.argv[3]) as session:
     limit(int(sys.argv[2]) * MB)
     found = program()
     report = session.report()
     print(found == expected, report["evictions"] > 0, report["peak_bytes"] >> 20)
+    print(*[(one["reason"], one["to_bytes"] >> 20) for one in report["budget_changes"]])
     resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))
 """
 
 
-def run(*args):
+def run(*args, over_budget="error"):
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *args],
+        [sys.executable, "-c", PROGRAM, *args, over_budget],
         capture_output=True,
         text=True,
         timeout=300,
@@ -72,12 +73,17 @@ def run(*args):
     )
 
 
-@pytest.mark.parametrize("way", ["tensor by tensor", "foreach", "threads"])
-def test_a_program_goes_on_and_computes_the_same(way):
-    ran = run(way, "60")
-    assert ran.stdout.startswith("True True "), ran.stdout + ran.stderr
-    assert int(ran.stdout.split()[2]) < 100
+@pytest.mark.parametrize(
+    ("way", "over_budget"), [("tensor by tensor", "error"), ("foreach", "raise"), ("threads", "error")]
+)
+def test_a_program_goes_on_and_computes_the_same(way, over_budget):
+    ran = run(way, "60", over_budget=over_budget)
+    first, changes = ran.stdout.splitlines()
+    assert first.startswith("True True "), ran.stdout + ran.stderr
+    assert int(first.split()[2]) < 100
     assert ran.stderr.count("the system refuses memory that the budget has room for") == 1
+    assert (over_budget == "raise") == (0 < changes.count("refused") < 4)
+    assert ran.stderr.count("dtrrun: the budget is lowered from ") == changes.count("refused")
 
 
 def test_with_nothing_to_evict_the_program_gets_pytorch_s_error():

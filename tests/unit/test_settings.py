@@ -50,7 +50,7 @@ def test_text_is_read_as_on_the_command_line(given, field, value):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"over_budget": "explode"}, ValueError, "over_budget: 'explode' is not one of error, warn"),
+        ({"over_budget": "explode"}, ValueError, "over_budget: 'explode' is not one of error, raise"),
         ({"max_slowdown": "1"}, ValueError, "max_slowdown: '1' is not above 1"),
         ({"device": "gpu"}, ValueError, "device: 'gpu' is not one of auto, cpu, cuda, cuda:N"),
         ({"heuristic": "portfolio"}, ValueError, "heuristic: portfolio stands for several heuristics"),

@@ -30,6 +30,7 @@ from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
 
 ATTEMPTS = 3  # after the first
+AN_OPERATOR = "an operator"
 ROUNDS = 4  # of evictions, until the pages that they leave free are enough
 
 DID_WITHOUT = (
@@ -148,6 +149,7 @@ class Retry:
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
         """Bytes that were refused to an operator on the fast path, which is attempted next."""
+        self.is_relieving = False  # a request is refused that has not been counted yet
         self.observers = OomObservers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
         self.avoided = 0  # flushes and refusals, by evicting beforehand
@@ -180,6 +182,8 @@ class Retry:
                     error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked, lacking = requested(str(error)), missing(str(error))
+                if not isinstance(error, torch.OutOfMemoryError):
+                    self._lower(SEGMENT)  # a library has asked the driver
                 again = self._runs_again and isinstance(error, torch.OutOfMemoryError)
                 went_on = WENT_ON in str(error)
             # The error has been released, and with it whatever its traceback kept alive.
@@ -200,6 +204,9 @@ class Retry:
             self._dtr.eviction.over_budget += 1
             self.observers.survived()
             return run()
+        if not went_on and not again and self._raise(wanted, name, lacking):
+            self.observers.survived()
+            return self.attempt(run, name, wanted, ran=ran)
         self._refuse(wanted, name, lacking)
 
     def _refuse(self, nbytes: int, name: str, lacking: int) -> NoReturn:
@@ -243,9 +250,21 @@ class Retry:
         ledger, cap = self._ledger, self.accounts.cap
         if ledger.budget_bytes is None or cap is None or not self.gpu.is_current():
             return None
+        self.is_relieving = True
+        try:
+            return self._relieve(nbytes, attempt, cap)
+        finally:
+            self.is_relieving = False
+
+    def _relieve(self, nbytes: int, attempt: int, cap: int) -> bool | None:
+        ledger = self._ledger
+        if attempt == 0 and self._lower(growth_for(nbytes)):
+            cap = self.accounts.cap or cap
         most = ATTEMPTS - 1 if self._runs_again else ATTEMPTS
         if not ledger.evicting or attempt >= most or nbytes > cap:
-            return None if self.lifted else False
+            lacking = self.gpu.statistics().reserved + growth_for(nbytes) - cap
+            if self._runs_again or not self._raise(nbytes, AN_OPERATOR, max(lacking, 0) + SEGMENT):
+                return None if self.lifted else False
         self.refusals += 1
         self.observers.survived()
         self._release(attempt, nbytes, nbytes)
@@ -258,6 +277,29 @@ class Retry:
         Everything else would be evicted in vain where what is locked leaves no room.
         """
         return bool(self._dtr.eviction.replaying) and not self._dtr.eviction.warn_only
+
+    def _raise(self, nbytes: int, name: str, lacking: int) -> bool:
+        """Raise the budget for a request that nothing else helps, if there is memory and it may be raised."""
+        eviction = self._dtr.eviction
+        if eviction.adapting is None or self._ledger.budget_bytes is None:
+            return False
+        with self._slow_path.lock, (guard := below()), guard:
+            return bool(eviction.adapting.too_small(eviction.refusal_of(nbytes, name, missing=lacking)))
+
+    def _lower(self, growth: int) -> bool:
+        """Lower the budget if the device does not have the memory that it leaves for the allocator.
+
+        growth: what is asked of the driver, in bytes. Returns whether that was done.
+        """
+        adapting, cap = self._dtr.eviction.adapting, self.accounts.cap
+        if adapting is None or cap is None:
+            return False
+        used, total = self.gpu.used_and_total()
+        there = self.gpu.statistics().reserved + max(total - used, 0)
+        if total - used >= growth or there >= cap:
+            return False
+        with self._slow_path.lock, (guard := below()), guard:
+            return bool(adapting.refused(self.accounts.overhead + there))
 
     def before_flush(self, nbytes: int) -> None:
         """Evict neighbours for a request for which the allocator has no cached block, and may not map one.
@@ -328,6 +370,8 @@ class Retry:
 
         If so, a library has caught the error and done without the memory.
         """
+        if self.is_relieving:
+            return False
         before, self.refusals = self.refusals, ooms
         return ooms > before
 

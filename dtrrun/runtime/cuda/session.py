@@ -260,6 +260,16 @@ class Cuda:
         """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
         return sufficient_budget(max(self._footprint, self.accounts.overhead + peak))
 
+    def most_bytes(self) -> int:
+        """Return the largest budget that there is memory for, and that the program lets us use."""
+        accounts = self.accounts
+        if not self.awake or not self.usable():
+            return 0
+        used, total = self.gpu.used_and_total()
+        there: int = accounts.overhead + self.gpu.statistics().reserved + max(total - used, 0)
+        allowed = accounts.programs_cap
+        return there if allowed is None else min(there, allowed + accounts.overhead + accounts.guard)
+
     def pool_growth_bytes(self) -> int:
         """Return by how much the program's own pools may grow in a larger budget: what would not be evicted
         there stays with them."""

@@ -104,6 +104,7 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
         "native": _native(session.interposer),
         "compiled": {name: getattr(session.compiler, name) for name in ("graphs", "kernels", "opaque")},
         "rule": session.rule,
+        "budget_changes": [] if session.adapting is None else list(session.adapting.changes),
     }
 
 

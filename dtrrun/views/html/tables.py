@@ -16,11 +16,13 @@ from dtrrun.views.text import (
     counts_of,
     duration,
     exceeded,
+    highest_budget,
     host_words,
     least_budget,
     longest_seconds,
     native_share,
     plain,
+    process_name,
     reason_words,
     rule_of,
     rule_words,
@@ -61,6 +63,7 @@ def tables(report: Row) -> Json:
             for row in report["warnings"][:MOST_ROWS]
         ],
         "processes": [_process(process, budget) for process in report["processes"][:MOST_PROCESSES]],
+        "changes": [_change(row) for row in (report.get("budget_changes") or ())[:MOST_PROCESSES]],
         "settings": [
             (plain(name, 40), "–" if value is None else plain(value, 80))
             for name, value in report["settings"].items()
@@ -74,12 +77,16 @@ def tables(report: Row) -> Json:
 
 def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
     """Yield the figures at the top of the page: label, value, remark."""
-    budget, peak = report["budget_bytes"], report["peak_bytes"]
+    budget, peak = highest_budget(report), report["peak_bytes"]
     remark = f"{100 * peak / budget:.1f} % of the budget" if budget else "no budget"
     yield "peak", format_size(peak), remark
     if budget:
         devices = sorted({plain(process["device"], 20) for process in report["processes"]})
-        yield "budget", format_size(budget), f"on {', '.join(devices)}" if devices else ""
+        where = f"on {', '.join(devices)}" if devices else ""
+        raised = (
+            f"raised from {format_size(report['budget_bytes'])}; " if budget != report["budget_bytes"] else ""
+        )
+        yield "budget", format_size(budget), raised + where
     if report["driver_peak_bytes"] is not None:
         source = SOURCE.get(report["driver_source"], plain(report["driver_source"], 20))
         yield "driver's peak", format_size(report["driver_peak_bytes"]), source
@@ -152,6 +159,15 @@ def _operators(rows: Iterable[Row]) -> list[Json]:
         }
         for row in found
     ]
+
+
+def _change(row: Row) -> tuple[str, ...]:
+    """Return when a budget was changed, from what to what, and why."""
+    why = "the device has no more"
+    if row["reason"] == "too small":
+        why = f"{plain(row['operator'], LONGEST)}, with what must stay, takes {_size(row['least_bytes'])}"
+    sizes = _size(row["from_bytes"]), _size(row["to_bytes"])
+    return process_name(row), f"{row['step']:,}", duration(row["seconds"]), *sizes, why
 
 
 def _process(process: Row, budget: int | None) -> tuple[str, ...]:
