@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["BudgetError", "LostError", "budget"]
+__all__ = ["BudgetError", "LostError", "budget", "current"]
 NO_TORCH = "dtrrun.{} needs PyTorch, which is not installed for {}: pip install 'torch>=2.9'"
 
 
@@ -21,6 +21,8 @@ def __getattr__(name: str) -> Any:
     # Imported on demand: the command line must not load torch, and may be installed without it.
     if name in __all__:
         try:
+            import torch  # noqa: F401 - first, since it begins the session of a program that we have started
+
             from dtrrun import runtime
         except ModuleNotFoundError as error:
             if error.name != "torch":

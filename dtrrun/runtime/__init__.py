@@ -23,7 +23,16 @@ from dtrrun.sizes import as_bytes
 if TYPE_CHECKING:
     from dtrrun.runtime.plain import Plain
 
-__all__ = ["BudgetError", "CannotBuild", "LostError", "Session", "activate", "budget", "deactivate"]
+__all__ = [
+    "BudgetError",
+    "CannotBuild",
+    "LostError",
+    "Session",
+    "activate",
+    "budget",
+    "current",
+    "deactivate",
+]
 
 FREE_THREADED = "free-threaded Python is not supported: use one with a global interpreter lock"
 
@@ -136,6 +145,17 @@ def budget(size: int | str | None, device: str = "auto", **options: Any) -> Iter
     session = Session(RuntimeSettings.of(budget_bytes=as_bytes(size), device=device, **options))
     with _running(session):
         yield session
+
+
+def current() -> Session | None:
+    """Return the session that is running in this process: the command's, or that of the block.
+
+    None if there is none: the program runs without dtrrun, or without a session of it (`dtrrun smoke` runs it
+    so for comparison).
+    """
+    if isinstance(_active, Session) and _active.running and not _active.left:
+        return _active
+    return None
 
 
 @contextmanager

@@ -44,6 +44,7 @@ from dtrrun.runtime.observe.holders import LONGEST_NS
 from dtrrun.runtime.observe.holding import Now, Program, by_name, hold, told
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
+from dtrrun.runtime.observe.on_step import Figures, OnStep
 from dtrrun.runtime.observe.own_time import OwnTime, ProcessorWait, unseen_ns
 from dtrrun.runtime.observe.rehearsal import Rehearsal
 from dtrrun.runtime.observe.steps import StepClock
@@ -181,7 +182,11 @@ class Session:
         self._thrashing = Thrashing(settings, self.warn, self.alert, self._publish, self._remedy)
         self._labels = Labels(self.ledger)
         self.steps = StepClock(
-            lambda: publish.totals(self), self._step_ended, self._labels.stepped, self._own_work
+            lambda: publish.totals(self),
+            self._step_ended,
+            self._labels.stepped,
+            self._own_work,
+            self._end_if_enough,
         )
         self._access = Access(self.slow_path)
         self.interposer.touch = self._access.touched
@@ -408,6 +413,16 @@ class Session:
             self.slow_path.signatures.forget()  # those made without a budget lack result sizes
             with self.slow_path.telling(), (guard := below()), guard:
                 self.dtr.eviction.make_room(0, "set_budget")
+
+    def on_step(self, callback: Callable[[Figures], object]) -> None:
+        """Call a function at the end of each optimizer step from now on, with a dict of its figures.
+
+        These are `step` (counted from 1), `seconds`, `peak_bytes`, `evictions`, `rematerializations`,
+        `rematerialization_seconds`, `host_copies` and `host_copied_bytes` (weights and state that have moved
+        to the host and back), and `budget_bytes`, unless there is no budget. The first step includes what ran
+        before it. Exceptions of the function leave the optimizer's `step`.
+        """
+        self.steps.callbacks.append(OnStep(self, callback))
 
     def change_heuristic(self, name: str) -> None:
         """Switch to another eviction heuristic. Call it between operators.
@@ -745,6 +760,11 @@ class Session:
         assert self.steps.last is not None
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)
+
+    def _end_if_enough(self) -> None:
+        """End the script after the last step that is wanted (`--max-steps`, `dtrrun peak`)."""
+        if self._final is not None:
+            return
         over = self.settings.max_steps is not None and self.steps.count >= self.settings.max_steps
         if over or (self.settings.peak_only and self._at_peak is not None and self._at_peak.over):
             self._publish()

@@ -3,6 +3,8 @@
 import re
 
 PROGRAM = """
+import dtrrun
+dtrrun.current().on_step(lambda figures: print(figures["step"], figures["budget_bytes"]))
 import torch
 torch.manual_seed(0)
 layers = (layer for _ in range(12) for layer in (torch.nn.Linear(256, 256), torch.nn.Tanh()))
@@ -32,6 +34,10 @@ def test_a_budget_that_is_too_small_is_raised_to_what_is_needed(dtrrun, program,
     assert (run.report["over_budget"], run.report["error"], run.report["warnings"]) == (0, None, [])
     (process,) = run.processes
     assert process["budget_bytes"] == now
+    of_steps = [
+        next(one["to_bytes"] for one in reversed(changes) if one["step"] <= step) for step in range(1, 5)
+    ]
+    assert run.out == "".join(f"{step} {nbytes}\n" for step, nbytes in enumerate(of_steps, 1))
     assert all(1 <= one["step"] <= 4 and 0 < one["seconds"] < 60 for one in changes)
     assert re.search(r"^budget +9 MB to [\d.]+ MB in step \d, after ", run.err, re.MULTILINE)
     (share,) = re.findall(r"^peak .*\(([\d.]+) % of the budget", run.err, re.MULTILINE)

@@ -49,7 +49,7 @@ ARROWS = {
 """What each part may import from the others; all may import the names at the package's top level."""
 
 INJECTED = {
-    "__init__": set(),
+    "__init__": {"torch"},  # when one of its names is asked for
     "boot": {"torch"},  # boot/trial.py, in a separate process
     "runtime": {"torch"},
     "native": {"torch"},

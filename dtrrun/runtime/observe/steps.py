@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any
@@ -21,30 +22,42 @@ MOST = 999.0
 class StepClock:
     """Time and memory of each step. At its end `stepped` is called with the optimizer, and then `ended`.
 
+    Then follow the program's own `callbacks`, and `last`, which may end it.
+
     `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures; on a
     GPU, `effective` ones. What runs in the context `own()` is counted as dtrrun's work.
     """
 
     def __init__(
-        self, totals: Any, ended: Any, stepped: Any = lambda optimizer: None, own: Any = nullcontext
+        self,
+        totals: Any,
+        ended: Any,
+        stepped: Any = lambda optimizer: None,
+        own: Any = nullcontext,
+        last: Any = lambda: None,
     ) -> None:
         self.count = 0
         self.last: dict[str, int] | None = None
         self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
         self.slowdowns = Sample()
         self._totals = totals
-        self._stepped, self._ended, self._own = stepped, ended, own
+        self._stepped, self._ended, self._own, self._finally = stepped, ended, own, last
+        self.callbacks: list[Callable[[], object]] = []
         self._before: dict[str, int] = totals()
 
     def install(self) -> None:
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             with self._own():
                 self._step(optimizer)
+            for callback in self.callbacks:
+                callback()
+            self._finally()
 
         self._handle = register_optimizer_step_post_hook(stepped)
 
     def remove(self) -> None:
         self._handle.remove()
+        self.callbacks.clear()
 
     def _step(self, optimizer: Any) -> None:
         self.count += 1
