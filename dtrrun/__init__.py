@@ -17,6 +17,13 @@ __all__ = ["BudgetError", "LostError", "budget", "current"]
 NO_TORCH = "dtrrun.{} needs PyTorch, which is not installed for {}: pip install 'torch>=2.9'"
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Add `%%dtrrun` to a notebook: called by `%load_ext dtrrun`."""
+    from dtrrun.notebook import load
+
+    load(shell)
+
+
 def __getattr__(name: str) -> Any:
     # Imported on demand: the command line must not load torch, and may be installed without it.
     if name in __all__:

@@ -126,7 +126,7 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["host"] = host
     if report["over_budget"]:
         rows["over budget"] = exceeded(report)
-    if changes := report["budget_changes"]:
+    if changes := report.get("budget_changes"):  # missing in reports of older versions
         several = len(report["processes"]) > 1
         lines = [change_words(row, several=several) for row in changes[:MOST_CHANGES]]
         more = len(changes) - MOST_CHANGES

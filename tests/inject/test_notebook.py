@@ -97,3 +97,15 @@ def test_the_recipe(notebook):
     assert printed[5:10] == ["False", "BudgetError", "True", "ZeroDivisionError", "False"]
     assert printed[10:13] == ["KeyboardInterrupt", "", ""]
     assert printed[13].endswith("False)")
+
+
+def test_the_magic_of_the_page(notebook):
+    load, cell = re.findall(r"^    (%.*\n(?:    .*\n)*)", PAGE.read_text(), re.MULTILINE)
+    cell = cell.replace("\n    ", "\n")
+    printed = notebook(load, MODEL, cell, "left()", cell.replace("20MB", "10MB"), "left()", cell + "7 * 6")
+    assert "of the budget of 20 MB)" in printed[2]
+    assert "evictions" in printed[2]
+    assert printed[3:6] == ["False", printed[4], "False"]
+    assert printed[4].endswith("BudgetError")
+    assert "budget too small" in printed[4]
+    assert printed[6].endswith("42")
