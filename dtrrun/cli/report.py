@@ -1,4 +1,4 @@
-"""The verb `report`: the page of a finished run, from its JSON."""
+"""The verb `report`: the table and the page of finished runs, from their JSON."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dtrrun.cli.report_file import file_writer
+from dtrrun import values
+from dtrrun.cli.messages import to_stdout
+from dtrrun.cli.report_file import file_writer, refuse_one_path_twice, report_writer
 from dtrrun.launch.errors import LaunchError
 from dtrrun.settings import option
+from dtrrun.views.final import print_final
+from dtrrun.views.merge import merge, names_of
 from dtrrun.views.report import SCHEMA
 
 PROFILES = "dtrrun.profile/"
@@ -27,7 +31,9 @@ dtrrun report run.json -o report.html
 
 dtrrun report run.json -o report.html --profile-json profile.json
 
-[bold]Exit status[/bold]: 0; 2, usage error, or a file that is not a report of dtrrun; 125, the page could not
+dtrrun report node0.json node1.json
+
+[bold]Exit status[/bold]: 0; 2, usage error, or a file that is not a report of dtrrun; 125, a file could not
 be written.
 """
 
@@ -36,34 +42,54 @@ be written.
 class Report:
     """The options of `dtrrun report`."""
 
-    run: str | None = option(
-        "The report that dtrrun --json wrote; - is standard input.", word="RUN", argument=True
+    runs: tuple[str, ...] = option(
+        "Reports that dtrrun --json wrote, of one run or of the nodes of one; - is standard input.",
+        read=values.anything,
+        default=(),
+        word="RUN...",
+        argument=True,
     )
-    output: str | None = option("Write the page here; - is standard output.", short="-o")
+    output: str | None = option(
+        "Write a page for a browser here, in place of the table; - is standard output.", short="-o"
+    )
+    json: str | None = option("Write the report of all of them here; - is standard output.")
     profile_json: str | None = option(
         "What dtrrun profile --json wrote: the page then shows its budget curve as well."
     )
 
 
 def report(given: Report, _: Sequence[str]) -> int:
-    """Make a page for a browser from the JSON report of a run: a single file that needs no network.
+    """Show the final table of a run once more, or make a page for a browser: a single file without network.
 
-    dtrrun --html PATH writes the same page at the end of a run.
+    Several reports become one: those of the nodes on which torchrun has started a run, or of the ranks that
+    were started one by one. Peaks are the largest, counts are sums, and processes are listed by rank. dtrrun
+    --html PATH writes the page at the end of a run.
     """
-    run, output = given.run, given.output
-    if run is None:
+    if not given.runs:
         raise LaunchError("report needs RUN, a report that dtrrun --json has written")
-    if output is None:
-        raise LaunchError("report needs -o PATH, the file to write the page to")
-    found = read_run(run)
+    if given.profile_json is not None and given.output is None:
+        raise LaunchError("--profile-json needs -o PATH, the file to write the page to")
+    refuse_one_path_twice({"-o": given.output, "--json": given.json})
+    found = {name: read_run(path) for name, path in zip(names_of(given.runs), given.runs, strict=True)}
     profile = _profile(given.profile_json) if given.profile_json is not None else None
+    with damaged(" or ".join(given.runs)):
+        whole = merge(found) if len(found) > 1 else next(iter(found.values()))
+        page = _page(whole, profile) if given.output is not None else None
+        if page is None and given.json is None:
+            with to_stdout():
+                print_final(whole, sys.stdout)
+    if page is not None:
+        with file_writer(given.output, "-o") as write:
+            write([page])
+    with report_writer(given.json) as write_report:
+        write_report(whole)
+    return 0
+
+
+def _page(report: dict[str, Any], profile: dict[str, Any] | None) -> bytes:
     from dtrrun.views.html import page  # a slow import
 
-    with damaged(run):
-        made = page(found, profile)
-    with file_writer(output, "-o") as write:
-        write([made])
-    return 0
+    return page(report, profile)
 
 
 def read_run(path: str) -> dict[str, Any]:

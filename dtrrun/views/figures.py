@@ -72,7 +72,11 @@ HOLDERS = 3
 
 def pinned(snapshots: Iterable[Snapshot]) -> list[Row]:
     """Return what could not be evicted by reason, largest first, with what holds most of it."""
-    rows = table(snapshots, "pinned")
+    return merged_pinned(table(snapshots, "pinned"))
+
+
+def merged_pinned(rows: Sequence[Row]) -> list[Row]:
+    """Merge rows of what could not be evicted."""
     found = merged(rows, "reason", "bytes")
     for one in found:
         lists = [row.get("held_by") for row in rows if row.get("reason") == one["reason"]]
@@ -90,8 +94,13 @@ def _nbytes(row: Row) -> int:
 
 def places(snapshots: Iterable[Snapshot]) -> list[Row]:
     """Return where the program called the operators that were run again, costliest first."""
-    rows = [{**row, "place": tuple(row.get(name) for name in PLACE)} for row in table(snapshots, "places")]
-    found = merged(rows, "place", "seconds")
+    return merged_places(table(snapshots, "places"))
+
+
+def merged_places(rows: Iterable[Row]) -> list[Row]:
+    """Merge rows of places."""
+    placed = [{**row, "place": tuple(row.get(name) for name in PLACE)} for row in rows]
+    found = merged(placed, "place", "seconds")
     return [dict(zip(PLACE, row.pop("place"), strict=True)) | row for row in found]
 
 

@@ -32,6 +32,7 @@ from dtrrun.views.text import (
     counts_of,
     duration,
     exceeded,
+    extremes,
     highest_budget,
     host_words,
     least_budget,
@@ -156,6 +157,8 @@ def _summary(report: dict[str, Any]) -> Table:
     if verify["enabled"]:
         wrong = f"{verify['mismatches']:,} differ" if verify["mismatches"] else "all equal"
         rows["verify"] = f"{times(verify['storages'], 'storage')} compared, {wrong}"
+    if len(report["processes"]) > 1:
+        rows["processes"] = extremes(report)
     if report["exit_code"]:
         rows["exit status"] = str(report["exit_code"])
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)

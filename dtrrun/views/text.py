@@ -119,9 +119,29 @@ def change_words(row: Mapping[str, Any], *, several: bool) -> str:
 
 
 def process_name(process: Mapping[str, Any]) -> str:
-    """`rank 1`, or `pid 4711` outside of torchrun and the like."""
-    rank = process["rank"]
-    return f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}"
+    """`rank 1`, or `pid 4711` outside of torchrun and the like; of merged reports, `node0 pid 4711`."""
+    rank, report = process["rank"], process.get("report")
+    name = f"pid {process['pid']}" if rank is None else f"rank {plain(rank, 8)}"
+    return f"{plain(report, 24)} {name}" if report else name
+
+
+ALIKE = 1.02
+"""Figures of processes that differ by less than this factor are alike."""
+
+
+def extremes(report: Mapping[str, Any]) -> str:
+    """`4; the largest peak: rank 3 (6.1 GB); the slowest: rank 1 (1.42 ×)`, of several processes."""
+    processes = report["processes"]
+    facts = [f"{len(processes):,}"]
+    peaks = [one["peak_bytes"] for one in processes]
+    if max(peaks) > ALIKE * min(peaks):
+        largest = processes[peaks.index(max(peaks))]
+        facts.append(f"the largest peak: {process_name(largest)} ({format_size(max(peaks))})")
+    slowdowns = [slowdown_of(one) or 0.0 for one in processes]
+    if max(slowdowns) > ALIKE * min(slowdowns):
+        slowest = processes[slowdowns.index(max(slowdowns))]
+        facts.append(f"the slowest: {process_name(slowest)} ({max(slowdowns):.2f} ×)")
+    return "; ".join(facts) if len(facts) > 1 else f"{facts[0]}  (peaks and slowdowns are alike)"
 
 
 def host_words(report: Mapping[str, Any]) -> str:

@@ -56,6 +56,7 @@ MADE_BY = {"docs/howto/insurance.md": "tests/inject/test_insurance.py"}
 ELSEWHERE = (
     "<(",
     "/dev/stdin",
+    "node",
     "SCRIPT",
     "SIZE",
     "adversary|",

@@ -2,13 +2,17 @@
 
 import io
 import json
+import re
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_records import SETTINGS, snapshot
 
 from dtrrun.cli.main import main
+from dtrrun.views.report import build_report
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 RUN, PROFILE = str(PICTURES / "run.json"), str(PICTURES / "profile.json")
@@ -33,6 +37,69 @@ def test_a_page(dtrrun, tmp_path):
     assert '"curve":[]' in path.read_text()
     assert dtrrun(RUN, "-o", path, "--profile-json", PROFILE)[0] == 0
     assert '"curve":[{' in path.read_text()
+
+
+def test_without_a_page_the_final_table_is_printed_once_more(dtrrun):
+    status, out, err = dtrrun(RUN)
+    assert (status, err) == (0, "")
+    assert out.startswith("dtrrun ──")
+    assert "costliest to rematerialize" in out
+
+
+def of_rank(rank, peak, operator, **more):
+    tables = {
+        "operators": [{"name": operator, "rematerializations": 3, "seconds": 1.0 + rank, "bytes": 5}],
+        "places": [{"module": "a", "line": "b", "name": "c", "rematerializations": 1, "seconds": 1.5}],
+        "pinned": [{"reason": "parameter", "bytes": 7, "storages": 2, "held_by": []}],
+        "warnings": [{"text": "careful", "count": 2}],
+        "native": {"operators": 100, "in_python": rank, "read_by_address": 0, "calls": []},
+        "compiled": {"graphs": 1, "kernels": 2, "opaque": 0},
+        "step_slowdown": 1.2 + rank / 10,
+    }
+    tables |= more.pop("tables", {})
+    return snapshot(4000 + rank, rank, tables=tables, ended=True, peak_bytes=peak, **more)
+
+
+def test_the_reports_of_nodes_become_one_as_if_one_command_had_run_them(dtrrun, tmp_path):
+    change = {"seconds": 2.0, "step": 1, "from_bytes": 5, "to_bytes": 6, "reason": "refused"}
+    ranks = [
+        of_rank(0, 180_000_000, "aten.mm"),
+        of_rank(1, 150_000_000, "aten.add", host_budget_bytes=10, copies_out=3, left_peak_bytes=5),
+        of_rank(
+            2, 190_000_000, "aten.mm", tables={"error": {"operator": "aten.mm"}, "budget_changes": [change]}
+        ),
+        of_rank(3, 170_000_000, "aten.mm", verified=7, oom_retries=2, steps=50),
+    ]
+    command = ["torchrun", "train.py"]
+    for name, some in (("b", ranks[2:]), ("a", ranks[:2])):
+        made = build_report(some, SETTINGS, 0, command, 10.0)
+        (tmp_path / f"{name}.json").write_text(json.dumps(made))
+    whole = json.loads(json.dumps(build_report(ranks, SETTINGS, 0, command, 10.0)))
+    paths = [tmp_path / f"{name}.json" for name in "ab"]
+    assert dtrrun(*paths, "--json", tmp_path / "all.json") == (0, "", "")
+    merged = json.loads((tmp_path / "all.json").read_text())
+    assert {one.pop("report") for one in merged["processes"]} == {None}
+    assert merged.pop("seconds") == pytest.approx(whole.pop("seconds"))
+    assert merged.pop("slowdown_estimate") == pytest.approx(whole.pop("slowdown_estimate"))
+    assert merged == whole
+    _, out, _ = dtrrun(*reversed(paths))
+    assert "4; the largest peak: rank 2 (190 MB); the slowest: rank 3 (1.50 ×)" in " ".join(out.split())
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("rank ")] == ["0", "1", "2", "3"]
+    assert dtrrun(*paths, "-o", tmp_path / "all.html")[0] == 0
+    assert "4003 (rank 3)" in (tmp_path / "all.html").read_text()
+
+
+def test_what_differs_between_reports_is_told(dtrrun, tmp_path):
+    for name, settings in (("x", SETTINGS), ("y", replace(SETTINGS, heuristic="lru"))):
+        made = build_report([of_rank(0, 1, "aten.mm")], settings, 0, ["python", f"{name}.py"], 10.0)
+        (tmp_path / f"{name}.json").write_text(json.dumps(made))
+    _, out, _ = dtrrun(tmp_path / "x.json", tmp_path / "y.json")
+    said = " ".join(out.split())
+    assert "the reports differ in heuristic, command; what is shown is that of x" in said
+    assert "2 (peaks and slowdowns are alike)" in said
+    assert re.findall(r"(\w) rank 0 ", said) == ["x", "y"]  # ranks do not tell which they are
+    (tmp_path / "y.json").write_text("{}")
+    assert dtrrun(tmp_path / "x.json", tmp_path / "y.json")[0] == 2
 
 
 def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
@@ -74,7 +141,9 @@ def test_what_is_no_report(dtrrun, tmp_path, text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((RUN,), "report needs -o PATH, the file to write the page to"),
+        ((), "report needs RUN, a report that dtrrun --json has written"),
+        ((RUN, "--profile-json", PROFILE), "--profile-json needs -o PATH, the file to write the page to"),
+        ((RUN, "-o", "x", "--json", "x"), "-o and --json both write to x"),
         (("/nowhere/run.json", "-o", "x.html"), "/nowhere/run.json cannot be read: No such file"),
         ((RUN, "-o", "/nowhere/x.html"), "-o: /nowhere/x.html cannot be written"),
         (
