@@ -111,6 +111,7 @@ def _different(reports: Mapping[str, Report]) -> list[Report]:
         for name in first["settings"]
         if any(one["settings"].get(name) != first["settings"][name] for one in others)
     ]
+    names = [name.removesuffix("_bytes") for name in names]
     names += ["command"] if any(one["command"] != first["command"] for one in others) else []
     if not names:
         return []

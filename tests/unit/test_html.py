@@ -196,6 +196,63 @@ def test_whatever_ran(report):
     Elements(page(report).decode())
 
 
+def shown_text(report):
+    return " ".join(" ".join(Elements(page(report).decode()).shown).split())
+
+
+def test_settings_are_options_in_words_and_those_that_were_given_come_first():
+    report = report_of()
+    report["settings"] |= {"ignore_small": 0.01, "max_slowdown": 3.0, "verify": True, "max_steps": 2000}
+    text = shown_text(report)
+    settings = text[text.index(" Settings ") :]
+    for words in (
+        "--budget 200 MB The most memory that tensors may take",
+        "--ignore-small 1.0 % Evict",
+        "--max-slowdown 3 × Treat",
+        "--max-steps 2,000 End",
+        "--verify yes Compare",
+        "--where no Show",
+        "--costs – Read",
+    ):
+        assert words in settings
+    assert settings.index("--verify") < settings.index("--where")
+    assert not re.search(r"\b(True|False|budget_bytes|200000000)\b", settings)
+
+
+def test_the_rule_is_named_and_there_is_one_total():
+    name = "h_chain(c=ancestors,s=0.6,next=0,released=alike)"
+    rule = {"heuristic": name, "since_step": 4, "source": "repeating"}
+    text = shown_text(report_of(snapshot(tables={"rule": rule}, ended=True)))
+    facts = "the default for steps that are alike; since step 4; c=ancestors,s=0.6,next=0,released=alike"
+    assert f"heuristic h_chain {facts}" in text
+    assert "1.80 × per step, median without the first; 1.33 × with the start" in text
+    assert "of 23.4 s in all time" in text
+    text = shown_text(report_of(snapshot(1, 0, ended=True), snapshot(2, 1, ended=True)))
+    assert "of 46.8 s in 2 processes" in text
+    assert "in all time" not in text
+
+
+def test_each_wide_table_has_a_form_for_a_phone():
+    report = json.loads((PICTURES.parents[1] / "docs" / "pictures" / "runs.json").read_text())["peak"]
+    change = {"pid": 1, "rank": 0, "step": 1, "seconds": 2.0, "from_bytes": 5, "to_bytes": 6}
+    report["budget_changes"] = [change | {"reason": "too small", "operator": "aten.mm", "least_bytes": 4}]
+    made = page(report).decode()
+    places = hostile()
+    narrow = re.search(r"@media \(max-width: 36rem\) \{(.*?)\n\}", made, re.DOTALL)[1]
+    tables = [
+        table
+        for text in (made, page(places).decode())
+        for table in re.findall(r"<table.*?</table>", text, re.DOTALL)
+    ]
+    wide = {
+        re.match(r'<table(?: class="(\w+)")?', one)[1]
+        for one in tables
+        if len(re.findall("<th[ >]", one)) > 4
+    }
+    assert wide == {"cost", "modules", "facts"}
+    assert all(f".{name} tr" in narrow for name in (*wide, "held", "settings"))
+
+
 def test_the_curve_of_a_profile():
     points = [
         {"budget_bytes": 20, "predicted": {"status": "ok", "slowdown": 1.1}, "measured": {"slowdown": 1.2}},

@@ -1,6 +1,7 @@
 """The page in a real headless Chromium draws, requests nothing, and looks as in docs/pictures."""
 
 import io
+import json
 
 import pytest
 from test_html import HOSTILE, hostile, process_timeline, report_of
@@ -70,17 +71,23 @@ def test_twice_the_same_picture(show):
     assert show(example()).picture() == show(example()).picture()
 
 
-def test_a_phone_scrolls_down_only(show):
-    opened = show(example(), phone=True)
+RUNS = json.loads((DOCS / "runs.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["example", "peak", "ranks", "too_small", "hostile"])
+def test_a_phone_scrolls_down_only_and_nothing_is_out_of_sight(show, name):
+    made = {"example": example, "hostile": lambda: page(hostile())}
+    opened = show(made[name]() if name in made else page(RUNS[name]), phone=True)
+    opened.page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
-    assert max(opened.page.evaluate(POSITIONS)) <= PHONE[0]
+    assert max(opened.page.evaluate(POSITIONS), default=0) <= PHONE[0]
+    hidden = """() => [...document.querySelectorAll('.scroll')].filter(
+        one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
+    assert opened.page.evaluate(hidden) == []
 
 
 def test_a_phone_shows_every_column_and_each_legend_in_two(show):
     opened = show(example(), phone=True)
-    hidden = """() => [...document.querySelectorAll('.scroll')].filter(
-        one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
-    assert opened.page.evaluate(hidden) == []
     figures = (
         "() => [...document.querySelectorAll('.cost tbody tr:first-child .n')].map(e => e.offsetHeight > 0)"
     )

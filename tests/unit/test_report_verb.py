@@ -86,7 +86,7 @@ def test_the_reports_of_nodes_become_one_as_if_one_command_had_run_them(dtrrun, 
     assert "4; the largest peak: rank 2 (190 MB); the slowest: rank 3 (1.50 ×)" in " ".join(out.split())
     assert [line.split()[1] for line in out.splitlines() if line.startswith("rank ")] == ["0", "1", "2", "3"]
     assert dtrrun(*paths, "-o", tmp_path / "all.html")[0] == 0
-    assert "4003 (rank 3)" in (tmp_path / "all.html").read_text()
+    assert "rank 3 (pid 4003)" in (tmp_path / "all.html").read_text()
 
 
 def test_what_differs_between_reports_is_told(dtrrun, tmp_path):

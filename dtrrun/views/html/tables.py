@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dtrrun.settings import RuntimeSettings, rows
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS, SOMETIMES
 from dtrrun.views.figures import too_few
@@ -51,7 +52,7 @@ def tables(report: Row) -> Json:
         "parts": [
             _part(name, seconds) for name in (*PARTS, "other") if name not in SOMETIMES or seconds.get(name)
         ],
-        "wall": duration(seconds["wall"]),
+        "wall": _total(report),
         "operators": _operators(report["operators"]),
         "places": _operators(report.get("places") or ()),
         "pinned": [
@@ -65,8 +66,8 @@ def tables(report: Row) -> Json:
         "processes": [_process(process, budget) for process in report["processes"][:MOST_PROCESSES]],
         "changes": [_change(row) for row in (report.get("budget_changes") or ())[:MOST_PROCESSES]],
         "settings": [
-            (plain(name, 40), "–" if value is None else plain(value, 80))
-            for name, value in report["settings"].items()
+            _setting(name, value)
+            for name, value in sorted(report["settings"].items(), key=_is_default)
             # Only of interest if the program compiles, so omitted otherwise.
             if name != "compile" or (report.get("compiled") or {}).get("graphs")
         ],
@@ -93,17 +94,22 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
     elif report.get("process_peak_bytes"):  # missing in reports of older versions
         yield "process", format_size(report["process_peak_bytes"]), "its peak, with Python and libraries"
     if (found := slowdown_of(report)) is not None:
-        per_step = report.get("step_slowdown_estimate") is not None
+        per_step, in_all = report.get("step_slowdown_estimate") is not None, report["slowdown_estimate"]
         remark = f"per step, median without the first{bound_words(report)}" if per_step else "estimated"
+        if per_step and in_all is not None:
+            remark += f"; {in_all:.2f} × with the start"
         yield "slowdown", f"{found:.2f} ×", remark
-        if per_step and report["slowdown_estimate"] is not None:
-            yield "in all", f"{report['slowdown_estimate']:.2f} ×", "with the start"
     elif too_few(report["steps"]):
         words, _, why = TOO_FEW.partition("  (")
         yield "slowdown", "–", f"{words}: {why.removesuffix(')')}"
     if rule := rule_of(report):
         name, _, facts = rule_words(rule).partition("  (")
-        yield "heuristic", name, facts.removesuffix(")")
+        name, _, settings = name.partition("(")
+        yield (
+            "heuristic",
+            name,
+            "; ".join(filter(None, (facts.removesuffix(")"), settings.removesuffix(")")))),
+        )
     if native := native_share(report):
         share_of, _, rest = native.partition(" of ")
         yield "native", share_of, f"of {rest}"
@@ -128,6 +134,41 @@ def _problems(report: Row) -> Iterable[str]:
         yield f"By the driver, over the budget {times(violations['count'], 'time')}, by {most} at most."
     if verify["mismatches"]:
         yield f"{times(verify['mismatches'], 'storage')} came back with different bits (--verify)."
+
+
+def _total(report: Row) -> str:
+    """Return how long the run took, of which the parts are shares: the sum over processes."""
+    wall, count = duration(report["seconds"]["wall"]), len(report["processes"])
+    return f"{wall} in all" if count < 2 else f"{wall} in {count} processes"
+
+
+WORDS = {True: "yes", False: "no", None: "–"}
+OPTIONS = {row.field: row for row in rows(RuntimeSettings)}
+
+
+def _is_default(setting: tuple[str, Any]) -> bool:
+    name, value = setting
+    return name in OPTIONS and value == OPTIONS[name].default
+
+
+def _setting(name: str, value: Any) -> tuple[str, str, str]:
+    """Return an option as it would be typed, its value in words, and what it does."""
+    row = OPTIONS.get(name)
+    if row is None:  # of another version
+        return plain(name, 40), "–" if value is None else plain(value, 80), ""
+    said = WORDS[value] if value is None or isinstance(value, bool) else plain(value, 80)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        said = _number(name, value)
+    return row.names[0], said, row.help
+
+
+def _number(name: str, value: float) -> str:
+    """Return a number as it would be typed."""
+    if name.endswith("_bytes"):
+        return format_size(int(value))
+    if name == "ignore_small":
+        return share(value, 1)
+    return f"{value:g} ×" if name == "max_slowdown" else f"{value:,g}"
 
 
 def _part(name: str, seconds: Row) -> Json:
@@ -171,9 +212,9 @@ def _change(row: Row) -> tuple[str, ...]:
 
 
 def _process(process: Row, budget: int | None) -> tuple[str, ...]:
-    rank = process["rank"]
+    name = process_name(process)
     return (
-        plain(process["pid"], 12) if rank is None else f"{plain(process['pid'], 12)} (rank {plain(rank, 8)})",
+        name if process["rank"] is None else f"{name} (pid {plain(process['pid'], 12)})",
         plain(process["device"], 20),
         format_size(process["peak_bytes"]),
         *counts_of(process),
