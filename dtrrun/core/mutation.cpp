@@ -27,9 +27,10 @@ bool Copies::wants(const Version* constant) {
     ledger_.collect_dead();
     Weighed found = weigh(ledger_.versions.all(), ledger_.backend);
     chosen_ = std::move(found.keys);
+    chosen_at_ = ledger_.age;
     look_counts_for(found.looked_at);
   }
-  return chosen_->count(constant->key) != 0;
+  return constant->age <= chosen_at_ && chosen_->count(constant->key) != 0;
 }
 
 // -- rescue ----------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ class Copies {
   int64_t until_ = -1;  // the ledger's age up to which the last answer is reused
   int64_t most_ = 0;    // bytes that a copy may take
   std::optional<std::unordered_set<int64_t>> chosen_;  // keys of the versions worth a copy, once they have been determined
+  int64_t chosen_at_ = -1;  // the ledger's age at that time: storages made since then may have the keys of others
 };
 
 // Keeps versions locked while it exists.
