@@ -123,16 +123,10 @@ class PythonBackend : public Backend {
     each_in(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version).get()); });
   }
   int64_t begins() const override { return any(links().decision_observers) ? now_ns() : 0; }
-  void searched(Version* victim, int64_t began) override {
-    each_in(links().decision_observers, [&](PyObject* one) {
-      return PyObject_CallMethod(one, "searched", "OL", as_object(victim).get(), static_cast<long long>(began));
-    });
-  }
-  void evicted(Version* version, int64_t began) override {
-    each_in(links().decision_observers, [&](PyObject* one) {
-      return PyObject_CallMethod(one, "evicted", "OL", as_object(version).get(), static_cast<long long>(began));
-    });
-  }
+  void searched(Version* victim, int64_t began) override { tell("searched", victim, began); }
+  void evicted(Version* version, int64_t began) override { tell("evicted", version, began); }
+  void left(Version* version, int64_t began) override { tell("left", version, began); }
+  void returned(Version* version, int64_t began) override { tell("returned", version, began); }
   void rematerialized(const Run& run, int64_t began) override {
     each_in(links().decision_observers, [&](PyObject* one) {
       return PyObject_CallMethod(one, "rematerialized", "OOLL", as_object(run.wanted).get(), as_object(run.maker).get(),
@@ -163,6 +157,12 @@ class PythonBackend : public Backend {
   }
 
  private:
+  // Notifies observers of decisions.
+  void tell(const char* what, Version* about, int64_t began) {
+    each_in(links().decision_observers, [&](PyObject* one) {
+      return PyObject_CallMethod(one, what, "OL", as_object(about).get(), static_cast<long long>(began));
+    });
+  }
   static bool has(PyObject* link) { return link != nullptr && link != Py_None; }
   static bool any(PyObject* list) { return list != nullptr && PyList_GET_SIZE(list) != 0; }
   PyObject* const ledger_;

@@ -63,7 +63,10 @@ PyObject* open_host(PyObject*, PyObject* args) {
   long long most_bytes;
   double ns_out, ns_in;
   if (!PyArg_ParseTuple(args, "OLdd", &ledger, &most_bytes, &ns_out, &ns_in)) return nullptr;
-  return done([&] { core_of(ledger).ledger.tier = std::make_shared<StandInTier>(most_bytes, ns_out, ns_in, /*modelled=*/true); });
+  return done([&] {
+    Core& core = core_of(ledger);
+    core.ledger.tier = std::make_shared<StandInTier>(static_cast<StandIns&>(*core.backend), most_bytes, ns_out, ns_in);
+  });
 }
 
 PyMethodDef methods[] = {

@@ -287,6 +287,12 @@ inline PyObject* host_figures(PyObject* self, void*) {
                        static_cast<long long>(tier->in().nbytes), "in_ns", ns(tier->in()));
 }
 
+inline PyObject* host_costs(PyObject* self, void*) {
+  const HostTier* tier = core_of(self).ledger.tier.get();
+  if (tier == nullptr) return Ref::copy(Py_None).release();
+  return Py_BuildValue("(dd)", tier->out().ns_per_byte, tier->in().ns_per_byte);
+}
+
 inline PyTypeObject* make_ledger_type(const std::string& module) {
   using L = LedgerObject;
   static PyMethodDef methods[] = {
@@ -395,6 +401,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       {"constants_leave", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.constants_leave); }, nullptr, nullptr,
        nullptr},
       {"host", host_figures, nullptr, nullptr, nullptr},
+      {"host_costs", host_costs, nullptr, nullptr, nullptr},
       {"policy", [](PyObject* self, void*) { return Ref::copy(or_none(as_ledger(self)->policy)).release(); },
        [](PyObject* self, PyObject* value, void*) {
          if (value == nullptr || Py_TYPE(value) != policy_type) {

@@ -2,12 +2,19 @@
 // Python. Other events are handled in Python.
 #pragma once
 
+#include <numeric>
+
+#include "../core/splitting.h"
 #include "standins.h"
 
 namespace dtrrun {
 
+struct LoggedFlags {
+  bool view, untouching, reshapes, opaque, uninitialised, shrinks, updates, once, sparse, is_short, fixes;
+};
+
 // An operator of a log, with the facts that the runtime recorded of a `TensorCall`.
-struct LoggedOperator {
+struct LoggedOperator : LoggedFlags {
   Ref signature, again;  // `SignatureObject`s of the call and of its replays
   std::vector<int64_t> inputs, taken;  // numbers of storages; taken: those that other code can reach afterwards
   std::vector<std::vector<size_t>> written;  // the holes of each version that is written to
@@ -18,9 +25,54 @@ struct LoggedOperator {
     NewStorage::Kind kind;
   };
   std::vector<Made> made;
+  std::vector<std::vector<size_t>> lists;  // by place of its lists, the holes there; none if it can't be split
   int64_t cost;
-  bool view, untouching, reshapes, opaque, uninitialised, shrinks, updates, once, sparse, is_short;
 };
+
+// Returns the part of an operator on lists that handles the places from `begin` to `end`. cost: of this part, in ns.
+inline LoggedOperator part_of(const LoggedOperator& whole, size_t begin, size_t end, int64_t cost) {
+  std::vector<bool> omitted(whole.inputs.size());
+  for (size_t place = 0; place < whole.lists.size(); place++)
+    for (size_t hole : whole.lists[place]) omitted[hole] = place < begin || place >= end;
+  LoggedOperator part{static_cast<const LoggedFlags&>(whole)};
+  part.taken = whole.taken;
+  std::vector<size_t> hole_of(whole.inputs.size());  // in the part
+  for (size_t hole = 0; hole < whole.inputs.size(); hole++) {
+    hole_of[hole] = part.inputs.size();
+    if (!omitted[hole]) part.inputs.push_back(whole.inputs[hole]);
+  }
+  auto keep = [&](const std::vector<size_t>& holes, std::vector<size_t>& kept) {
+    for (size_t hole : holes)
+      if (!omitted[hole]) kept.push_back(hole_of[hole]);
+  };
+  keep(whole.leaves, part.leaves);
+  keep(whole.statistics, part.statistics);
+  for (size_t place = 0; place < whole.written.size(); place++) {
+    std::vector<size_t> holes;
+    keep(whole.written[place], holes);
+    if (holes.empty()) continue;
+    for (auto [written, nbytes] : whole.overwritten)
+      if (written == place) part.overwritten.emplace_back(part.written.size(), nbytes);
+    part.written.push_back(std::move(holes));
+  }
+  for (auto [hole, nbytes] : whole.resized)
+    if (!omitted[hole]) part.resized.emplace_back(hole_of[hole], nbytes);
+  int64_t made = 0;
+  for (LoggedOperator::Made one : whole.made) {
+    if (one.where < static_cast<int64_t>(begin) || one.where >= static_cast<int64_t>(end)) continue;
+    one.where -= static_cast<int64_t>(begin);
+    made += one.nbytes;
+    part.made.push_back(one);
+  }
+  PyObject* signature = whole.signature.get();
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(signature));
+  part.signature = checked(PyObject_CallFunction(type, "O()", as_signature(signature)->operator_));
+  part.again = Ref::copy(part.signature.get());
+  Signature& figures = as_signature(part.signature.get())->figures;
+  figures.cost = part.cost = cost;
+  figures.output_bytes = whole.made.empty() ? as_signature(signature)->figures.output_bytes : made;
+  return part;
+}
 
 class LoggedCall final : public Call {
  public:
@@ -195,6 +247,15 @@ inline LoggedOperator read_operator(PyObject* signature, PyObject* again, int64_
   made.once = is_fact(facts, "once");
   made.sparse = is_fact(facts, "sparse");
   made.is_short = is_fact(facts, "short");
+  made.fixes = is_fact(facts, "fixes");
+  std::vector<int64_t> places = numbers_fact<int64_t>(facts, "places");
+  for (size_t hole = 0; hole < places.size(); hole++) {
+    check_hole(hole);
+    if (places[hole] < 0) continue;
+    auto place = static_cast<size_t>(places[hole]);
+    if (place >= made.lists.size()) made.lists.resize(check_hole(place) + 1);
+    made.lists[place].push_back(hole);
+  }
   return made;
 }
 
@@ -202,6 +263,13 @@ inline LoggedOperator read_operator(PyObject* signature, PyObject* again, int64_
 struct LoggedProgram {
   std::vector<LoggedOperator> operators;
   std::vector<LoggedInstruction> instructions;
+  int64_t launch_ns = 0, bytes_per_ns = 0;  // of the cost model; 0: costs were measured
+
+  // Returns the cost in ns of a part of an operator on lists. nbytes, of: what the part and the whole operator read and make.
+  int64_t cost_of_part(const LoggedOperator& whole, int64_t nbytes, int64_t of) const {
+    if (bytes_per_ns != 0) return launch_ns + nbytes / bytes_per_ns;
+    return static_cast<int64_t>(static_cast<double>(whole.cost) * static_cast<double>(nbytes) / static_cast<double>(std::max<int64_t>(of, 1)));
+  }
 };
 
 // -- for Python -------------------------------------------------------------------------------------------------
@@ -216,9 +284,14 @@ inline PyTypeObject* logged_program_type = nullptr;
 inline LoggedProgram& program_of(PyObject* self) { return *reinterpret_cast<LoggedProgramObject*>(self)->program; }
 
 inline PyTypeObject* make_logged_program_type(const std::string& module) {
-  auto create = [](PyTypeObject* type, PyObject*, PyObject*) -> PyObject* {
+  auto create = [](PyTypeObject* type, PyObject* args, PyObject*) -> PyObject* {
+    long long launch_ns = 0, bytes_per_ns = 0;
+    if (!PyArg_ParseTuple(args, "|LL", &launch_ns, &bytes_per_ns)) return nullptr;
     PyObject* made = type->tp_alloc(type, 0);
-    if (made != nullptr) reinterpret_cast<LoggedProgramObject*>(made)->program = new LoggedProgram;
+    if (made == nullptr) return nullptr;
+    reinterpret_cast<LoggedProgramObject*>(made)->program = new LoggedProgram;
+    program_of(made).launch_ns = launch_ns;
+    program_of(made).bytes_per_ns = bytes_per_ns;
     return made;
   };
   static PyMethodDef methods[] = {
@@ -277,7 +350,8 @@ inline PyTypeObject* make_logged_program_type(const std::string& module) {
       {Py_tp_new, reinterpret_cast<void*>(+create)},
       {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<LoggedProgramObject, LoggedProgram, &LoggedProgramObject::program>)},
       {Py_tp_methods, methods},
-      {Py_tp_doc, const_cast<char*>("A log of `dtrrun record`, whose runs need not read it again.")},
+      {Py_tp_doc, const_cast<char*>("LoggedProgram(launch_ns=0, bytes_per_ns=0): a log of `dtrrun record`, whose runs need not read it "
+                                    "again. launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")},
       {0, nullptr},
   };
   static std::string name = module + ".LoggedProgram";
@@ -319,7 +393,8 @@ struct LoggedRunObject {
     plain_ns += one.plain_cost;
     switch (one.kind) {
       case LoggedInstruction::OPERATOR:
-        return run(program_of(program).operators[one.place]);
+        if (!run_in_parts(program_of(program).operators[one.place])) run(program_of(program).operators[one.place]);
+        return;
       case LoggedInstruction::FAILED:
         return fail(program_of(program).operators[one.place]);
       case LoggedInstruction::RELEASE:
@@ -330,6 +405,38 @@ struct LoggedRunObject {
       case LoggedInstruction::EVENT:
         if (one.text) checked(PyObject_CallFunctionObjArgs(events, one.text.get(), one.facts.get(), nullptr));
     }
+  }
+  // Runs an operator in parts, if a session would (`native/split_lists.h`). Returns whether it has done so.
+  bool run_in_parts(const LoggedOperator& of) {
+    Ledger& accounts = core_of(ledger).ledger;
+    if (of.lists.empty() || !accounts.tier) return false;
+    accounts.collect_dead();
+    std::vector<Version*> all = versions(of.inputs);
+    auto each = [&](size_t place, const auto& function) {
+      for (size_t hole : of.lists[place]) function(all[hole]);
+    };
+    std::vector<size_t> ends = parts_of(accounts, of.lists.size(), !of.made.empty(), each, [] { return true; });
+    if (ends.empty()) return false;
+    std::vector<int64_t> nbytes;  // of each place
+    int64_t common = 0, total = 0;
+    for (const Version* one : all) common += one->nbytes;
+    for (size_t place = 0; place < of.lists.size(); place++) {
+      int64_t its = 0;
+      each(place, [&](const Version* one) { its += one->nbytes; });
+      common -= its;
+      nbytes.push_back(its);
+    }
+    for (const auto& one : of.made)
+      if (static_cast<size_t>(one.where) < nbytes.size()) nbytes[static_cast<size_t>(one.where)] += one.nbytes;
+    total = std::accumulate(nbytes.begin(), nbytes.end(), common);
+    size_t begin = 0;
+    for (size_t end : ends) {
+      int64_t its = common;
+      for (size_t place = begin; place < end; place++) its += nbytes[place];
+      run(part_of(of, begin, end, program_of(program).cost_of_part(of, its, total)));
+      begin = end;
+    }
+    return true;
   }
   void run(const LoggedOperator& of) {
     Core& core = core_of(ledger);
@@ -354,7 +461,11 @@ struct LoggedRunObject {
       (*contents)[one.number] = content;
       made.push_back({one.where, content.get(), one.kind});
     }
+    if (of.fixes)
+      for (Version* one : call.versions) one->fixed = true;
     core.operators.finish(call, made, !of.sparse);
+    if (of.fixes)
+      for (const auto& one : of.made) version(one.number)->fixed = true;
     if (watch == nullptr || watch == Py_None || of.view) return;
     Ref name = attribute(operator_of(call.signature), "name"), list = checked(PyList_New(0));
     for (Version* one : call.versions)

@@ -334,6 +334,7 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
       {"escaped", T_BOOL, NODE + offsetof(Version, escaped), 0, nullptr},
       {"away", T_BOOL, NODE + offsetof(Version, away), 0, nullptr},
       {"fixed", T_BOOL, NODE + offsetof(Version, fixed), 0, nullptr},
+      {"period", T_LONGLONG, NODE + offsetof(Version, period), 0, nullptr},
       {"fingerprint", T_OBJECT, offsetof(V, fingerprint), 0, nullptr},
       {"uses", T_OBJECT, offsetof(V, uses), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},

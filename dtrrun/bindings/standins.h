@@ -67,23 +67,11 @@ inline bool has_stand_in(const StandInVersion* one) {
   return one->watch == nullptr ? one->content != nullptr : PyWeakref_GetObject(one->watch) != Py_None;
 }
 
-// A host tier in which nothing is copied.
-class StandInTier final : public HostTier {
- public:
-  using HostTier::HostTier;
-
- protected:
-  int64_t size_of(Storage* storage) const override { return as_content(storage)->nbytes; }
-  std::optional<int64_t> write(Storage*, int64_t) override { return 0; }
-  void read(int64_t, int64_t, Storage*) override {}
-  void release(int64_t, int64_t) override {}
-};
-
 class StandIns final : public PythonBackend {
  public:
   explicit StandIns(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
 
-  double limit = HUGE_VAL;  // ns that may be recomputed
+  double limit = HUGE_VAL;  // ns that may be spent on recomputation and on copies to the host and back
 
   bool has_storage(const Version* version) const override { return has_stand_in(as_stand_in(version)); }
   StorageRef storage_of(const Version* version) const override {
@@ -99,6 +87,10 @@ class StandIns final : public PythonBackend {
   VersionRef successor(Version* version) override { return version_over(storage_of(version).get()); }
   int64_t size_of(Storage* storage) const override { return content_of(storage)->nbytes; }
   Place place_of(Storage* storage) override { return content_of(storage)->place; }
+  void resized(Version* version, int64_t nbytes) override {
+    if (ContentObject* content = as_stand_in(version)->content) content->nbytes = nbytes;
+    PythonBackend::resized(version, nbytes);
+  }
   void empty(Storage*) override {}
   void refill(Storage*, Storage*) override {}
   bool holds(Storage*, int64_t) const override { return true; }  // results of a replay have no size
@@ -109,8 +101,7 @@ class StandIns final : public PythonBackend {
   void room_given_back() override {}
   void execute(Run& run) override {
     run.cost = run.maker->signature->cost;
-    if (static_cast<double>(core().ledger.recomputed_ns + run.cost) > limit)
-      checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "stop", nullptr));
+    stop_above_limit(static_cast<double>(run.cost));
     auto made_at = [&](int64_t where) {
       if (where >= 0) return new_content(0);
       TensorEntry entry = run.maker->tensor(static_cast<size_t>(~where));
@@ -125,7 +116,18 @@ class StandIns final : public PythonBackend {
   void ran(const Run&) override {}
   void tally_eviction(const Recorded*) override {}
 
+  // Notes that a copy takes so long.
+  void copies(double ns) {
+    copied_ns_ += ns;
+    stop_above_limit(0);
+  }
+
  private:
+  // Raises `Stopped` if the limit is exceeded, with so many ns more.
+  void stop_above_limit(double ns) {
+    if (static_cast<double>(core().ledger.recomputed_ns) + copied_ns_ + ns > limit)
+      checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "stop", nullptr));
+  }
   static ContentObject* content_of(Storage* storage) {
     if (Py_TYPE(dtrrun::as_python(storage)) == content_type) return as_content(storage);
     PyErr_SetString(PyExc_TypeError, "a stand-in for a storage is wanted");
@@ -134,6 +136,26 @@ class StandIns final : public PythonBackend {
 
   PyObject* const ledger_;  // owns this object
   Ref on_death_;
+  double copied_ns_ = 0;
+};
+
+// A host tier in which nothing is copied.
+class StandInTier final : public HostTier {
+ public:
+  StandInTier(StandIns& backend, int64_t most_bytes, double ns_out, double ns_in)
+      : HostTier(most_bytes, ns_out, ns_in, /*modelled=*/true), backend_(backend) {}
+
+ protected:
+  int64_t size_of(Storage* storage) const override { return as_content(storage)->nbytes; }
+  std::optional<int64_t> write(Storage*, int64_t size) override {
+    backend_.copies(out().ns_per_byte * static_cast<double>(size));
+    return 0;
+  }
+  void read(int64_t, int64_t size, Storage*) override { backend_.copies(in().ns_per_byte * static_cast<double>(size)); }
+  void release(int64_t, int64_t) override {}
+
+ private:
+  StandIns& backend_;
 };
 
 // -- for Python -----------------------------------------------------------------------------------------------
@@ -157,7 +179,7 @@ inline PyTypeObject* make_content_type(const std::string& module) {
     Py_DECREF(type);
   };
   static PyMemberDef members[] = {
-      {"nbytes", T_LONGLONG, offsetof(ContentObject, nbytes), READONLY, nullptr},
+      {"nbytes", T_LONGLONG, offsetof(ContentObject, nbytes), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
   PyType_Slot slots[] = {

@@ -132,6 +132,9 @@ class Backend : public Program {
   virtual void searched(Version* /*victim*/, int64_t /*began*/) {}
   virtual void evicted(Version*, int64_t /*began*/) {}
   virtual void rematerialized(const Run&, int64_t /*began*/) {}
+  // Called when a version has left for the host, and when it has come back.
+  virtual void left(Version*, int64_t /*began*/) {}
+  virtual void returned(Version*, int64_t /*began*/) {}
   // Counts an eviction under the name of the operator that made the version.
   virtual void tally_eviction(const Recorded*) {}
   // Called when one version takes over the storage of another.

@@ -132,6 +132,7 @@ bool Eviction::send(Version* one) {
   StorageRef storage = ledger_.backend.storage_of(one);
   if (!storage) return false;  // it has just died
   HostTier& tier = *ledger_.tier;
+  int64_t began = ledger_.backend.begins();
   while (!one->host) {
     if (tier.has_room(one->nbytes)) one->host = tier.send(storage.get());
     if (!one->host && !give_up_copy()) return false;
@@ -141,6 +142,7 @@ bool Eviction::send(Version* one) {
   ledger_.emptied(one);
   ledger_.backend.empty(storage.get());
   ledger_.freed(one->nbytes);
+  if (began != 0) ledger_.backend.left(one, began);
   return true;
 }
 
@@ -171,9 +173,11 @@ void Eviction::bring_back(Version* one) {
   make_room(one->nbytes, nullptr, "a tensor that comes back from the host");
   StorageRef storage = ledger_.backend.storage_of(one);
   if (one->resident || !storage) return;
+  int64_t began = ledger_.backend.begins();
   ledger_.backend.bring(*one->host, storage.get());
   one->period = std::max<int64_t>(ledger_.clock - one->host->last_access, 1);
   ledger_.restored(one);
+  if (began != 0) ledger_.backend.returned(one, began);
 }
 
 }  // namespace dtrrun

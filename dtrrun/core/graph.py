@@ -34,6 +34,7 @@ class Version:
     escaped: bool  # other code may write to the memory unnoticed, now or later
     away: bool  # a constant whose content the program has taken away, and will bring back
     fixed: bool  # the memory must stay where it is, though nothing else writes to it
+    period: int  # of the clock, between the two uses around its last stay on the host; 0: there was none
     superseded: bool  # a later version has taken over the storage
     used: bool  # some recipe has read it
     scratch: Any  # a storage of its own: recomputed, or the copy of a constant that has changed since

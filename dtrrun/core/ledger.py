@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside, Policy
 from dtrrun.core.graph import Graph, Version
-from dtrrun.core.observer import RESIZED, DecisionObserver, Observer
+from dtrrun.core.observer import FIXED, RESIZED, DecisionObserver, Observer
 
 UNLIMITED = 1 << 62
 INPUT_LOST = "input lost"
@@ -69,6 +69,7 @@ class Ledger:
     pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
     constants_leave: bool  # whether constants may leave for the host: once nothing else could make room
     host: dict[str, int] | None  # the figures of the host tier (`core/host.h`); made anew each time
+    host_costs: tuple[float, float] | None  # ns for each byte that is copied there, and back
     decisions: int  # number of decisions
     digest: int  # of the decisions: two runs of a program decide alike if both are equal
     policy: Policy
@@ -243,6 +244,12 @@ class Ledger:
     def version_of(self, storage: Any) -> Version | None:
         """Return the present version of a storage, or None if there is none."""
         return self.versions.get(self.key_of(storage))
+
+    def fix(self, version: Version) -> None:
+        """Keep a version's memory where it is from now on: code that is not an operator knows its address."""
+        for observer in self.observers:
+            observer.changes(FIXED, version)
+        version.fixed = True
 
     def resized(self, version: Version, nbytes: int) -> None:
         """Account for a resident storage whose size has changed."""

@@ -29,6 +29,12 @@ class DecisionObserver:
     def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
         """An operation was run again because `version` was needed."""
 
+    def left(self, version: Version, started_ns: int) -> None:
+        """A version has left for the host."""
+
+    def returned(self, version: Version, started_ns: int) -> None:
+        """A version has come back from the host."""
+
 
 class Observer:
     """What the program does (`Ledger.observers`): base class whose methods do nothing.
@@ -80,6 +86,6 @@ def _nothing() -> None:
 
 
 ESCAPES, WRITTEN_OUTSIDE, TRUSTED = "EXPOSE", "OUTSIDE", "TRUST"
-PINNED, RESIZED = "PIN", "RESIZED"
+PINNED, FIXED, RESIZED = "PIN", "FIX", "RESIZED"
 COMPACTS, PERIOD_ENDS, RESTORES = "COMPACT", "PERIOD", "RESTORE"
 """The names of these events in the log of a step."""

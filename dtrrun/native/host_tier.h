@@ -89,8 +89,8 @@ class StorageTier : public HostTier {
 class FileTier final : public StorageTier {
  public:
   // Raises std::system_error if no file can be made in this folder.
-  FileTier(const std::string& folder, int64_t most_bytes, bool modelled)
-      : StorageTier(most_bytes, NS_OUT, NS_IN, modelled), folder_(folder), pid_(getpid()) {
+  FileTier(const std::string& folder, int64_t most_bytes, double ns_out, double ns_in, bool modelled)
+      : StorageTier(most_bytes, ns_out, ns_in, modelled), folder_(folder), pid_(getpid()) {
     begin_file();
   }
   ~FileTier() override {
@@ -149,7 +149,6 @@ class FileTier final : public StorageTier {
  private:
   static constexpr int64_t PAGE = 4096;
   static constexpr int GAPS_SHIFT = 3;  // free places may make the file an eighth longer
-  static constexpr double NS_OUT = 1.0, NS_IN = 0.5;  // for each byte, until it has been measured
 
   struct File {
     int descriptor;
@@ -211,8 +210,8 @@ class FileTier final : public StorageTier {
 // the block next runs later on that stream.
 class PinnedTier final : public StorageTier {
  public:
-  PinnedTier(const SessionBackend& backend, int64_t most_bytes, bool modelled)
-      : StorageTier(most_bytes, NS_PER_BYTE, NS_PER_BYTE, modelled), backend_(backend) {}
+  PinnedTier(const SessionBackend& backend, int64_t most_bytes, double ns_out, double ns_in, bool modelled)
+      : StorageTier(most_bytes, ns_out, ns_in, modelled), backend_(backend) {}
 
  protected:
   std::optional<int64_t> write(Storage* storage, int64_t size) override {
@@ -242,8 +241,7 @@ class PinnedTier final : public StorageTier {
 
  private:
   static constexpr int64_t CHUNK = int64_t{256} << 20, ALIGNMENT = 512;
-  static constexpr double NS_PER_BYTE = 0.05;      // 20 GB/s, until it has been measured
-  static constexpr int64_t MEASURED = 64 << 20;    // bytes in each direction, for which the host waits
+  static constexpr int64_t MEASURED = 64 << 20;  // bytes in each direction, for which the host waits
 
   // While it lives, this thread's operators run on the program's main stream, unseen. The thread's own stream waits for them.
   class OnMainStream {

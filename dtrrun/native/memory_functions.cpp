@@ -144,10 +144,11 @@ PyObject* open_host_file(PyObject*, PyObject* args) {
   PyObject* ledger;
   const char* folder;
   long long most_bytes;
+  double ns_out, ns_in;
   int modelled;
-  if (!PyArg_ParseTuple(args, "OsLp", &ledger, &folder, &most_bytes, &modelled)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OsLddp", &ledger, &folder, &most_bytes, &ns_out, &ns_in, &modelled)) return nullptr;
   try {
-    core_of(ledger).ledger.tier = std::make_shared<FileTier>(folder, most_bytes, modelled != 0);
+    core_of(ledger).ledger.tier = std::make_shared<FileTier>(folder, most_bytes, ns_out, ns_in, modelled != 0);
   } catch (const std::system_error& error) {
     errno = error.code().value();
     return PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
@@ -158,11 +159,12 @@ PyObject* open_host_file(PyObject*, PyObject* args) {
 PyObject* open_host_memory(PyObject*, PyObject* args) {
   PyObject* ledger;
   long long most_bytes;
+  double ns_out, ns_in;
   int modelled;
-  if (!PyArg_ParseTuple(args, "OLp", &ledger, &most_bytes, &modelled)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OLddp", &ledger, &most_bytes, &ns_out, &ns_in, &modelled)) return nullptr;
   return done([&] {
     Core& core = core_of(ledger);
-    core.ledger.tier = std::make_shared<PinnedTier>(backend_of(core), most_bytes, modelled != 0);
+    core.ledger.tier = std::make_shared<PinnedTier>(backend_of(core), most_bytes, ns_out, ns_in, modelled != 0);
   });
 }
 
@@ -277,10 +279,10 @@ PyMethodDef memory_functions[] = {
     {"blocks_serving", blocks_serving, METH_O,
      "For tests: return the followed segments that can serve a request of that size, lists of (address, bytes, is free)."},
     {"open_host_file", open_host_file, METH_VARARGS,
-     "open_host_file(ledger, folder, most_bytes, modelled): let constants leave for a file without a name in this folder.\n"
-     "modelled: the costs of copies are not those measured. Raises OSError."},
+     "open_host_file(ledger, folder, most_bytes, ns_out, ns_in, modelled): let constants leave for a file without a name in\n"
+     "this folder. ns_out, ns_in: what a byte takes, until it is measured; modelled: always. Raises OSError."},
     {"open_host_memory", open_host_memory, METH_VARARGS,
-     "open_host_memory(ledger, most_bytes, modelled): let constants of a GPU leave for pinned memory."},
+     "open_host_memory(ledger, most_bytes, ns_out, ns_in, modelled): let constants of a GPU leave for pinned memory."},
     {"host_forked", host_forked, METH_O, "A child has been forked, which may read the copies that there are now."},
     {"evict_window", evict_window, METH_VARARGS,
      "evict_window(ledger, segments, wanted, at_most): evict the cheapest window of neighbouring blocks for `wanted` contiguous\n"

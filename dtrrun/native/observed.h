@@ -7,6 +7,7 @@
 
 #include "fast_call.h"
 #include "replays.h"
+#include "split_lists.h"
 
 namespace dtrrun {
 
@@ -149,6 +150,20 @@ struct ObservedCall {
       return trains && std::find(info->statistics, info->statistics + 2, static_cast<int>(place)) != info->statistics + 2;
     });
   }
+  // `TensorCall.places`.
+  Ref places() const {
+    ListsOfCall lists(values(), info->splits ? count() : 0);
+    if (lists.length == 0 || !lists.are_alike()) return Ref::copy(Py_None);
+    Ref all = checked(PyList_New(0));
+    for (const IValue& value : c10::ArrayRef<IValue>(values(), count())) {
+      bool is_list = value.isTensorList();
+      for (size_t place = 0; place < (is_list ? value.toListRef().size() : is_hole(value)); place++) {
+        if (is_list && !is_hole(value.toListRef()[place])) return Ref::copy(Py_None);
+        if (PyList_Append(all.get(), checked(PyLong_FromLongLong(is_list ? static_cast<long long>(place) : -1)).get()) < 0) raise();
+      }
+    }
+    return all;
+  }
   Ref geometries() const {
     if (is_exact()) return attribute(signature, "geometries");
     return by->first_calls.geometries_of(values(), count(), nullptr);
@@ -261,6 +276,7 @@ inline PyTypeObject* make_observed_call_type() {
       {"leaves", ask<&C::leaves>, nullptr, nullptr, nullptr},
       {"opaque", ask<&C::never>, nullptr, nullptr, nullptr},
       {"operator", ask<&C::operator_>, nullptr, nullptr, nullptr},
+      {"places", ask<&C::places>, nullptr, nullptr, nullptr},
       {"replayable", ask<&C::replayable>, nullptr, nullptr, nullptr},
       {"reshapes", ask<&C::never>, nullptr, nullptr, nullptr},
       {"results", ask<&C::results>, nullptr, nullptr, nullptr},

@@ -7,7 +7,6 @@
 #include <unordered_map>
 
 #include "operator_info.h"
-#include "split_lists.h"
 
 namespace dtrrun {
 
@@ -105,7 +104,7 @@ class OperatorTable {
     Ref flops = checked(PyObject_CallMethod(python_.get(), "counts_flops", "O", func.get()));
     info.counts_flops = flops.get() == Py_True;
     info.general = truth(learned.get(), "general");
-    info.splits = SplitLists::can_split(op.schema());
+    info.splits = truth(learned.get(), "splits");
     bool numbers = takes_numbers(op.operator_name());
     for (const auto& argument : op.schema().arguments()) info.enumerations->push_back(enumeration_of(argument, numbers));
     info.operator_ = std::move(learned);

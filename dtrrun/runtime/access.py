@@ -192,7 +192,7 @@ class Access:
         with self._slow_path.lock:
             version = self._version(tensor)
             if version is not None:
-                version.fixed = True
+                self._ledger.fix(version)
                 if version.operation is not None:
                     self._dtr.recipes.pin(version, "handed out to be read")
 

@@ -15,6 +15,11 @@ CPU = 2_000, 10, 50  # ns per launch, bytes per ns, FLOPs per ns: 10 GB/s and 50
 GPU = 5_000, 1_000, 50_000  # 1 TB/s and 50 TFLOP/s; only ratios matter
 
 
+def rates_of(device_type: str) -> tuple[int, int, int]:
+    """Return the rates of the device that a budget is on."""
+    return CPU if device_type == "cpu" else GPU
+
+
 def modelled_ns(
     func: Any,
     args: Any,

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dtrrun.core.dtr import DTR
+from dtrrun.core.host import FILE, PINNED
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import AUTO_HOST, NO_HOST, format_size, format_size_up, parse_host
 
@@ -31,8 +32,8 @@ HINT = (
 )
 HINTED = 0.5
 """The share of what tensors may take from which on that is mentioned."""
-PINNED = "pinned memory of the host"
-FILE = "a file in {folder}"
+IN_PINNED = "pinned memory of the host"
+IN_FILE = "a file in {folder}"
 IN_MEMORY = (
     "--host-budget: {folder} is a file system in memory ({kind}), so what leaves for it takes as much memory "
     "there as here; name a folder on a disk: --host-budget {size}:FOLDER"
@@ -73,15 +74,15 @@ class Host:
         self._pin(nbytes)
 
     def _pin(self, nbytes: int) -> None:
-        self._where = PINNED
+        self._where = IN_PINNED
         if nbytes:
-            self._native.open_host_memory(self._dtr.ledger, nbytes, self._modelled)
+            self._native.open_host_memory(self._dtr.ledger, nbytes, *PINNED, self._modelled)
             self._dtr.eviction.constants_leave = self._say
 
     def _use_file(self, nbytes: int, folder: str) -> None:
-        self._where = FILE.format(folder=folder)
+        self._where = IN_FILE.format(folder=folder)
         try:
-            self._native.open_host_file(self._dtr.ledger, folder, nbytes, self._modelled)
+            self._native.open_host_file(self._dtr.ledger, folder, nbytes, *FILE, self._modelled)
         except OSError as error:
             raise OSError(NO_FOLDER.format(folder=folder, why=error.strerror)) from None
         if (kind := file_system_of(folder)) in TMPFS:
@@ -129,7 +130,7 @@ class Host:
         nbytes = sum(size or 0 for size in training.values())
         if self._dtr.ledger.host is not None or nbytes < HINTED * limit:
             return ""
-        where = PINNED if self._dtr.ledger.device_type != "cpu" else "a file"
+        where = IN_PINNED if self._dtr.ledger.device_type != "cpu" else "a file"
         return HINT.format(where=where, size=format_size_up(nbytes).replace(" ", ""))
 
 

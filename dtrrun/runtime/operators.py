@@ -182,6 +182,12 @@ _CONVOLVES = {"aten::convolution", "aten::convolution_backward"}
 # Libraries that choose and load a kernel depending on their arguments' sizes.
 _CHOOSES_KERNELS = _CONVOLVES | {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
+# Their calls with parts of the lists compute the same (`native/split_lists.h`).
+_SPLIT = (
+    *("aten::_foreach_", "aten::_amp_foreach_"),
+    *("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"),
+)
+
 # They make state that cuDNN advances in every call that receives it: nothing may be recomputed from it.
 _KEEPS_STATE = {"aten::_cudnn_init_dropout_state"}
 
@@ -229,6 +235,7 @@ class Operator:
         "shares_memory",
         "simple",
         "sized_by_numbers",
+        "splits",
         "statistics",
         "takes_storage",
         "uninitialised",
@@ -243,7 +250,7 @@ class Operator:
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
         if self.higher_order:
             self.name = func.name()
-            self.simple = self.foreign = self.updates_lists = False
+            self.simple = self.foreign = self.updates_lists = self.splits = False
             return
         schema = func._schema
         name: str = schema.name
@@ -277,6 +284,14 @@ class Operator:
             and bool(self.mutates)
             and not schema.returns
             and all(isinstance(place, int) for place in self.mutates)
+        )
+        # Each place of its lists is handled by itself. Others return more than one list, or read a tensor
+        # with a number for each place.
+        self.splits = (
+            name.startswith(_SPLIT)
+            and len(schema.returns) <= 1
+            and all(isinstance(result.type, torch.ListType) for result in schema.returns)
+            and not any(one.name == "scalars" and str(one.type) == "Tensor" for one in schema.arguments)
         )
         self.makes_tensors = any(
             "Tensor" in str(result.type) and result.alias_info is None for result in schema.returns

@@ -18,9 +18,11 @@ from dtrrun.core.backend import Policy
 from dtrrun.core.dtr import DTR
 from dtrrun.core.foresight import Foresight, WatchedStep
 from dtrrun.core.graph import Version
+from dtrrun.core.host import HostMemory
 from dtrrun.core.observer import (
     COMPACTS,
     ESCAPES,
+    FIXED,
     PERIOD_ENDS,
     PINNED,
     RESIZED,
@@ -40,7 +42,7 @@ FAILED = "FAILED"  # an operator that raised an error
 
 @dataclass
 class PredictedStep:
-    """One step: counts, and times in ns."""
+    """One step: counts, and times in ns. `time` includes the copies."""
 
     index: int
     time: int
@@ -50,14 +52,24 @@ class PredictedStep:
     rematerializations: int
     evaluations: int = field(default=0, compare=False)
     """Score evaluations: a cost of the search, not part of its result."""
+    copies_out: int = 0
+    copies_in: int = 0
+    copying: int = 0
+    """The part of `time` that the copies take."""
 
 
 @dataclass
 class Prediction(ReplayOutcome):
+    """The times include the copies to the host and back."""
+
     steps: list[PredictedStep] = field(default_factory=list)
     """The steps that the log contains in full."""
     least_budget_bytes: int | None = None
     """If the status is oom: the least budget for the operator that did not fit."""
+    copies_out: int = 0
+    copies_in: int = 0
+    host_peak_bytes: int = 0
+    """The most that copies on the host have taken together."""
 
 
 def predict(
@@ -65,6 +77,7 @@ def predict(
     budget_bytes: int | None,
     heuristic: str = "h_dtr_eq",
     *,
+    host: HostMemory | None = None,
     limit: float = 2.0,
     warn_only: bool = False,
     watched: Callable[[], Sequence[WatchedStep]] | None = None,
@@ -73,7 +86,8 @@ def predict(
 ) -> Prediction:
     """Replay a log of `dtrrun record` as the runtime would run it with the budget set from the beginning.
 
-    limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
+    host: where constants may leave for; if None, where they could in the session that wrote the log. limit:
+    multiple of the plain run's time; a run that recomputes and copies more ends as `thrash` (Sec. 4.2).
     warn_only: as `--over-budget evict`. watched: returns the steps known to a heuristic with foresight; those
     of this log if None. name: for errors, if `log` is not a path. options: for `make_policy`. Raises LogError
     for a log not made by `dtrrun record`, OSError, and CannotBuild.
@@ -83,7 +97,7 @@ def predict(
     program = compiled(log, name)
     policy = make_policy(heuristic, **options)
     spare = (limit - 1) * program.plain_ns if limit < inf else inf
-    run = _Run(program, budget_bytes, policy, spare, warn_only)
+    run = _Run(program, budget_bytes, policy, spare, warn_only, host or _host_of(program.head))
     if policy.heuristic.foresight:
         policy.foresight = Foresight(run.ledger, watched() if watched else watched_steps(log, name))
     return run.go()
@@ -96,7 +110,7 @@ class Compiled:
         """name: for errors. Raises LogError, and CannotBuild."""
         self.head, self.name = _head(instructions, name), name
         self.plain_ns = 0  # without any recomputation
-        self.program = load().LoggedProgram()
+        self.program = load().LoggedProgram(*self.head.get("rates", ()))
         place = 0
         try:
             for place, one in enumerate(instructions):  # noqa: B007 - for the message
@@ -158,6 +172,10 @@ def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
     return head.facts
 
 
+def _host_of(head: dict[str, Any]) -> HostMemory | None:
+    return HostMemory(*head["host"]) if "host" in head else None
+
+
 def _not_fitting(name: str, place: int, error: Exception) -> LogError:
     what = f"{type(error).__name__}: {error}"
     return LogError(f"{name}, instruction {place + 1}: facts that do not fit ({what})")
@@ -197,8 +215,9 @@ class _Run:
         policy: Policy,
         limit: float,
         warn_only: bool,
+        host: HostMemory | None = None,
     ) -> None:
-        """limit: ns that may be recomputed."""
+        """limit: ns that recomputation and copies may take."""
         head, self._name = program.head, program.name
         self.dtr = DTR(
             policy,
@@ -219,6 +238,9 @@ class _Run:
         ledger.step_began = ledger.clock - head.get("work_so_far", 0)
         ledger.step_work = head.get("step_work", 0)
         self.dtr.history.former_work = head.get("former_work", 0)
+        if host is not None and budget_bytes is not None:
+            load().open_host(ledger, *host)
+        self._leaves = ledger.host is not None and head.get("constants_leave", False)
         self.run = load().LoggedRun(program.program, ledger, self._event, limit)
         self._locks: dict[int, list[Version]] = {}
         self._steps: list[PredictedStep] = []
@@ -239,7 +261,7 @@ class _Run:
 
     def go(self) -> Prediction:
         started = perf_counter()
-        begin = self.ledger.clock
+        begin = self._now
         status, least = "ok", None
         try:
             self.run.go()
@@ -249,9 +271,10 @@ class _Run:
             status, least = "oom", error.least_budget_bytes
         except (KeyError, IndexError, TypeError) as error:
             raise _not_fitting(self._name, self.run.place, error) from error
+        host = self.ledger.host or {}
         return Prediction(
             status,
-            self.ledger.clock - begin,
+            self._now - begin,
             self.run.plain_ns,
             self.ledger.peak_bytes,
             self.dtr.eviction.evictions,
@@ -260,13 +283,29 @@ class _Run:
             perf_counter() - started,
             self._steps,
             least,
+            host.get("copies_out", 0),
+            host.get("copies_in", 0),
+            host.get("peak_bytes", 0),
             chosen=self.dtr.eviction.evictions,
         )
 
+    @property
+    def _copying(self) -> int:
+        """The time that copies have taken, in ns."""
+        host = self.ledger.host or {}
+        return host.get("out_ns", 0) + host.get("in_ns", 0)
+
+    @property
+    def _now(self) -> int:
+        """The time that operators and copies have taken, in ns."""
+        return self.ledger.clock + self._copying
+
     def _totals(self) -> tuple[int, ...]:
-        dtr = self.dtr
+        dtr, host = self.dtr, self.ledger.host or {}
         evictions, again = dtr.eviction.evictions, dtr.rematerializer.rematerializations
-        return self.ledger.clock, self.run.plain_ns, evictions, again, dtr.policy.score_evaluations
+        searched = dtr.policy.score_evaluations
+        copies = host.get("copies_out", 0), host.get("copies_in", 0)
+        return self._now, self.run.plain_ns, evictions, again, searched, *copies, self._copying
 
     # -- events other than operators -------------------------------------------------------------
 
@@ -275,6 +314,8 @@ class _Run:
 
     def _state(self, facts: dict[str, Any]) -> None:
         restore(self.dtr, facts, self.run.put, self.run.content)
+        if self._leaves:
+            self.ledger.let_constants_leave()
         self.dtr.eviction.make_room(0, "set_budget")
 
     def _step(self, facts: dict[str, Any]) -> None:
@@ -306,11 +347,15 @@ class _Run:
         version.locks -= 1
         self.dtr.recipes.pin(version, facts["why"])
 
+    def _fix(self, facts: dict[str, Any]) -> None:
+        self.version(facts["storage"]).fixed = True
+
     def _escape(self, facts: dict[str, Any]) -> None:
         self.dtr.mutation.escape(self.version(facts["storage"]), facts["why"])
 
     def _trust(self, facts: dict[str, Any]) -> None:
-        self.version(facts["storage"]).escaped = False
+        version = self.version(facts["storage"])
+        version.escaped, version.fixed = False, True  # of memory that is another's, it does not leave
 
     def _outside(self, facts: dict[str, Any]) -> None:
         version = self.version(facts["storage"])
@@ -319,6 +364,7 @@ class _Run:
     def _resized(self, facts: dict[str, Any]) -> None:
         version = self.version(facts["storage"])
         self.dtr.eviction.make_room(max(facts["bytes"] - version.nbytes, 0), "UntypedStorage.resize_")
+        self.run.content(facts["storage"]).nbytes = facts["bytes"]
         self.ledger.resized(version, facts["bytes"])
 
     def _compact(self, facts: dict[str, Any]) -> None:
@@ -337,6 +383,7 @@ _EVENTS: dict[str, Callable[[_Run, dict[str, Any]], None]] = {
     "LOCK": _Run._lock,
     "UNLOCK": _Run._unlock,
     PINNED: _Run._pin,
+    FIXED: _Run._fix,
     ESCAPES: _Run._escape,
     WRITTEN_OUTSIDE: _Run._outside,
     TRUSTED: _Run._trust,

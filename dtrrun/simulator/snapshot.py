@@ -56,6 +56,7 @@ def _version(ledger: Ledger, told: dict[str, Any], put: Callable[[int, Any], Non
     version.cost, version.mutations = told["cost"], told["version"]
     version.pin, version.escaped = told["pin"], told["exposed"]
     version.superseded, version.used = told["superseded"], told["used"]
+    version.fixed, version.period = told.get("fixed", False), told.get("period", 0)
     if alive:
         put(told["storage"], content)
         ledger.enter(version)

@@ -5,12 +5,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from dtrrun.core.heuristics import STEADY
+from dtrrun.core.host import expected_host
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
 from tests.bench.runs import PATIENCE, ROOT, TINY, environment, finished, share
 from tests.bench.section import Section
 
 SHARES = (70, 50, 40)
+WITH_A_FILE = (30, 15)
+FILE_BYTES = 4 * 10**9
 STEPS = 4
 POINTS = 10
 LIMIT = 20.0
@@ -21,12 +25,15 @@ model`) is "equal" to the live run: the evictions, rematerializations and peak o
 `--cost model`. "Too small" means that both end with the same error. "Thrashes" means that the prediction was
 given up. After the semicolon is the recomputation as a share of the program's own operators, with measured
 costs: first as predicted from a log of steps 2 to 4, then as measured in the live run. dtrrun's own
-bookkeeping is neither counted nor predicted. Budgets are shares of the recorded peak."""
+bookkeeping is neither counted nor predicted. Budgets are shares of the recorded peak. In those "with a
+file", weights, gradients and optimizer state may leave for one, and the copies are compared, too: how many
+there were, out and back, and the predicted time of copies and recomputation in percent of the program's."""
 
 
 def measure(quick: bool) -> Section:
     shares = (50,) if quick else SHARES
-    section = Section("9. Predicted and live", TEXT, ["Example", "Peak", *map("{} %".format, shares)])
+    headers = [*map("{} %".format, shares), *map("{} %, with a file".format, WITH_A_FILE)]
+    section = Section("9. Predicted and live", TEXT, ["Example", "Peak", *headers])
     with tempfile.TemporaryDirectory() as folder:
         for example in TINY:
             modelled = recorded(example, Path(folder, "modelled.log"), "1-4", "model")
@@ -42,6 +49,11 @@ def measure(quick: bool) -> Section:
                 row.append(cell)
                 if wrong:
                     section.missed.append(f"{example} at {percent} %: {wrong}")
+            for percent in WITH_A_FILE:
+                cell, wrong = with_a_file(example, share(percent, peak), modelled, Path(folder))
+                row.append(cell)
+                if wrong:
+                    section.missed.append(f"{example} at {percent} % with a file: {wrong}")
             section.rows.append(row)
     return section
 
@@ -58,11 +70,32 @@ def command(options: list[str], example: str) -> list[str]:
     return [sys.executable, "-m", "dtrrun", *options, sys.executable, str(script), "--steps", str(STEPS)]
 
 
-def live(example: str, budget: int, cost: str, path: Path) -> dict:
-    options = ["--quiet", "--json", str(path), "--budget", f"{budget}B", "--cost", cost]
+def live(example: str, budget: int, cost: str, path: Path, *more: str) -> dict:
+    options = ["--quiet", "--json", str(path), "--budget", f"{budget}B", "--cost", cost, *more]
     path.unlink(missing_ok=True)
     finished(command([*options, "--max-steps", str(STEPS)], example), ROOT, environment(), PATIENCE)
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def with_a_file(example: str, budget: int, log: list, folder: Path) -> tuple[str, str]:
+    """Return the same for a run whose constants may leave for a file."""
+    told = predict(log, budget, STEADY, limit=LIMIT, host=expected_host(FILE_BYTES, "cpu"))
+    if told.status == "thrash":
+        return "thrashes", ""
+    host = "--host-budget", f"{FILE_BYTES}B:{folder}", "--heuristic", STEADY
+    run = live(example, budget, "model", folder / "report.json", *host)
+    if not run:
+        return "failed", "the live run left no report"
+    if told.status == "oom" and run["least_budget_bytes"] == told.least_budget_bytes:
+        return "too small", ""
+    copies = run["host"]["copies_out"], run["host"]["copies_in"]
+    found = [run["evictions"], run["rematerializations"], run["peak_bytes"], *copies]
+    expected = [told.evictions, told.rematerializations, told.peak_bytes, told.copies_out, told.copies_in]
+    equal = found == expected and told.status == "ok"
+    cell = f"{copies[0]:,}, {copies[1]:,}; {100 * (told.overhead - 1):.0f} %"
+    if equal:
+        return f"equal; {cell}", ""
+    return f"differs; {cell}", f"{told.status} {expected}, live {found}"
 
 
 def judged(example, budget, modelled, measured, path) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtrrun
 from dtrrun.core.heuristics import STEADY
+from dtrrun.core.host import expected_host
 from dtrrun.profiling.costs import write_costs
 from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.live import predict
@@ -22,13 +23,18 @@ from dtrrun.simulator.log import read_log
 
 STEPS = 3
 AMPLE = 1 << 40
+HOST = 10_000_000
 
 
 class Counts(NamedTuple):
+    """Of a step. `time` includes the copies to the host and back."""
+
     evictions: int
     rematerializations: int
     peak_bytes: int
     time: int
+    copies_out: int = 0
+    copies_in: int = 0
 
 
 def steps_of(program, budget, *, begin=1, prepare=None, **options):
@@ -38,20 +44,21 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
     with dtrrun.budget(budget if begin == 1 else AMPLE, **{"cost": "model"} | options) as session:
         if prepare is not None:
             prepare(session)
-        ledger, replay = session.ledger, session.dtr.rematerializer
+        dtr, ledger = session.dtr, session.ledger
+
+        def totals():
+            host = ledger.host or {}
+            copies = (host.get(name, 0) for name in ("copies_out", "copies_in"))
+            time = ledger.clock + session.host.ns()
+            return Counts(dtr.eviction.evictions, dtr.rematerializer.rematerializations, 0, time, *copies)
+
         before = Counts(0, 0, 0, ledger.clock)
 
         def stepped(*_):
             nonlocal before
-            now = Counts(session.dtr.eviction.evictions, replay.rematerializations, 0, ledger.clock)
-            found.append(
-                Counts(
-                    now.evictions - before.evictions,
-                    now.rematerializations - before.rematerializations,
-                    session.steps.last["peak_bytes"],
-                    now.time - before.time,
-                )
-            )
+            now = totals()
+            step = Counts(*(a - b for a, b in zip(now, before, strict=True)))
+            found.append(step._replace(peak_bytes=session.steps.last["peak_bytes"]))
             before = now
             if begin > 1 and len(found) == begin - 1:
                 session.slow_path.signatures.forget = lambda: None  # the log has these costs
@@ -76,7 +83,8 @@ def recorded(program, path, first, last, **options):
 
 def predicted(log, budget, **options):
     outcome = predict(log, budget, **{"limit": math.inf, "heuristic": STEADY} | options)
-    found = [Counts(s.evictions, s.rematerializations, s.peak_bytes, s.time) for s in outcome.steps]
+    names = Counts._fields
+    found = [Counts(*(getattr(step, name) for name in names)) for step in outcome.steps]
     return [*found, *(["oom"] if outcome.status == "oom" else [])]
 
 
@@ -245,6 +253,46 @@ def test_a_run_under_a_budget_is_predicted(program, tmp_path: Path):
         assert predicted(log, int(peak * share)) == live, share
         evictions += sum(step.evictions for step in live if step != "oom")
     assert evictions > 5
+
+
+def lists_of_weights_and_states():
+    """An optimizer's lists, clipping's norms and averages are split where they do not fit."""
+    model = mlp(6)
+    parameters = list(model.parameters())
+    averages = [one.detach().clone() for one in parameters]
+    optimizer = torch.optim.Adam(parameters, amsgrad=True, foreach=True)
+    for _ in range(STEPS):
+        x, y = batch()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(parameters, 0.1, foreach=True)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(averages, parameters, 0.1)
+
+
+WITH_STATE = [
+    plain_mlp,
+    loaded_weights,
+    in_place_and_dropout,
+    recurrent_with_functions_of_its_own,
+    errors_on_the_way,
+    lists_of_weights_and_states,
+]
+
+
+@pytest.mark.parametrize("program", WITH_STATE)
+def test_what_leaves_for_the_host_is_predicted(program, tmp_path: Path):
+    log = recorded(program, tmp_path / "log.gz", 1, STEPS)
+    peak = max(step.peak_bytes for step in steps_of(program, AMPLE))
+    copies = 0
+    for share in (0.7, 0.4, 0.2):
+        budget = int(peak * share)
+        for host in (HOST, HOST // 100) if share == 0.2 else (HOST,):
+            live = steps_of(program, budget, host_budget=f"{host}B:{tmp_path}")
+            assert predicted(log, budget, host=expected_host(host, "cpu")) == live, (share, host)
+            copies += sum(step.copies_in for step in live if step != "oom")
+    assert copies > 10
 
 
 def test_steps_with_checkpoints_are_recorded(tmp_path: Path):

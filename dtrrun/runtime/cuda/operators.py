@@ -106,7 +106,7 @@ class CudaOperators:
         for version in touched:
             if version is None:
                 continue
-            version.fixed = True
+            self._ledger.fix(version)
             if version.operation is not None:
                 self._slow_path.dtr.recipes.make_constant(version, "side stream")
                 self.side_storages += 1

@@ -163,6 +163,27 @@ class TensorCall(Call):
                 found.append(None)
         return found
 
+    @property
+    def places(self) -> list[int] | None:
+        """The place of each tensor in the operator's lists, -1 for one that is in none of them.
+
+        None if the call can't be split into calls with parts of the lists (`native/split_lists.h`).
+        """
+        if not self.operator.splits:
+            return None
+        places: list[int] = []
+        lengths = set()
+        for value in (*self.template, *self.kwargs.values()):
+            count = holes_in(value)
+            if type(value) is not list or not value:
+                places += [-1] * count
+                continue
+            lengths.add(len(value))
+            if count and (count != len(value) or not are_alike(self.tensors[len(places) :][:count])):
+                return None
+            places += range(count)
+        return places if len(lengths) == 1 and max(places, default=-1) >= 0 else None
+
     def changed(self) -> list[Version]:
         """Return the versions that it will write to."""
         changed = [self.versions[holes[0]] for holes in self.written.values()]
@@ -226,6 +247,14 @@ class TensorCall(Call):
         self.signature.learn_bytes(nbytes + self.counted, operator.opaque_output >= 0, varies, self.measured)
         if self.statistics:
             self.replay_signature()
+
+
+def are_alike(tensors: list[torch.Tensor]) -> bool:
+    """Return whether part of a list of tensors takes the same kernel as the list (`native/split_lists.h`)."""
+    first = tensors[0]
+    return not first.is_cuda or all(
+        (one.dtype, one.device) == (first.dtype, first.device) and one.is_contiguous() for one in tensors
+    )
 
 
 def is_number(tensor: torch.Tensor) -> bool:

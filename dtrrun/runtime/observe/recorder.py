@@ -267,6 +267,7 @@ class Recorder(Observer):
             "opaque": call.opaque,
             "opaque_output": operator.opaque_output >= 0,
             "shrinks": call.shrinks,
+            "fixes": operator.collective,
         }
         facts |= {name: True for name, value in flags.items() if value}
         leaves = call.leaves
@@ -281,6 +282,8 @@ class Recorder(Observer):
             ]
             if whole:
                 facts["overwritten"] = whole
+        if (places := call.places) is not None:
+            facts["places"] = places
         if call.statistics:
             facts["statistics"] = list(call.statistics)
             if call.updates_statistics:

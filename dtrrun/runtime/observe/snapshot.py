@@ -8,12 +8,13 @@ import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Overwritten, Version
+from dtrrun.runtime.cost_model import rates_of
 from dtrrun.runtime.observe.step_log import FORMAT, Facts
 
 
 def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
     ledger = dtr.ledger
-    return {
+    facts: Facts = {
         "format": FORMAT,
         "step": step,
         "last": last,
@@ -28,6 +29,12 @@ def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
         "former_work": dtr.history.former_work,
         "work_so_far": ledger.clock - ledger.recomputed_cost - ledger.step_began,
     }
+    if cost == "model":
+        facts["rates"] = rates_of(ledger.device_type)[:2]
+    if ledger.host is not None and ledger.host_costs is not None:
+        facts["host"] = [ledger.host["most_bytes"], *ledger.host_costs]
+        facts["constants_leave"] = ledger.constants_leave
+    return facts
 
 
 def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
@@ -66,6 +73,8 @@ def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
                 "exposed": version.escaped and not trusts(version),
                 "superseded": version.superseded,
                 "used": version.used,
+                "fixed": version.fixed or (version.escaped and trusts(version)),
+                "period": version.period,
                 "copied": version.operation is None and version.scratch is not None,
                 "op": None if version.operation is None else op_places[id(version.operation)],
             }

@@ -1,0 +1,21 @@
+"""The host's memory that constants may leave for (`core/host.h`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FILE, PINNED = (1.0, 0.5), (0.05, 0.05)
+"""ns for each byte, out and in, until they have been measured: of a file, and of pinned memory at 20 GB/s."""
+
+
+class HostMemory(NamedTuple):
+    """most_bytes: that copies may take together. ns_out, ns_in: for each byte, there and back."""
+
+    most_bytes: int
+    ns_out: float
+    ns_in: float
+
+
+def expected_host(most_bytes: int, device_type: str) -> HostMemory:
+    """Return what is assumed of the host for a budget on this device: on a CPU, copies live in a file."""
+    return HostMemory(most_bytes, *(FILE if device_type == "cpu" else PINNED))
