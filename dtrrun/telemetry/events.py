@@ -31,7 +31,7 @@ HEADER = struct.Struct("<8sqq")
 LEFT_OUT_AT, LEFT_OUT = 16, struct.Struct("<q")
 EVENT = struct.Struct("<BxHIqqqqq")
 
-NAME, REMATERIALIZE, EVICT, SEARCH, STEP = range(5)
+NAME, REMATERIALIZE, EVICT, SEARCH, STEP, LEAVE, RETURN = range(7)
 MOST_NAMES, LONGEST_NAME, NO_NAME = 4096, 200, 0xFFFF
 MOST_WITH_MODULE = MOST_NAMES - 1024
 """Beyond this many, names omit the module: a model with very many modules must not use up the names."""
@@ -40,9 +40,10 @@ MODULE = "\x1f"
 
 
 class Event(NamedTuple):
-    """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, recorded when it ends; in ns and bytes.
+    """One of `REMATERIALIZE`, `EVICT`, `SEARCH`, `STEP`, `LEAVE`, `RETURN`, recorded when it ends; ns, bytes.
 
-    name: the operator that was run again, or whose output was evicted or found ("" for none), see MODULE.
+    name: the operator that was run again, or whose output was evicted or found ("" for none), see MODULE; of
+    what leaves for the host and returns without one, what it is, such as a parameter.
     nbytes: size of that output; for a STEP, its number from 1. resident_bytes, evicted_bytes: all tensors.
     """
 

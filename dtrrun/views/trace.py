@@ -1,9 +1,9 @@
 """A run's events as JSON in Chrome's Trace Event Format, which Perfetto and chrome://tracing open.
 
-Spans (ph X) for operators run again, evictions and searches on the threads that they ran on, and for steps on
-a separate track; counters (C) of tensor memory; names of processes and threads (M); one instant (i) when a
-process stopped writing. Times are in µs since the run's start. There is no `displayTimeUnit`, since Perfetto
-of 2021 took it for the unit of the times (google/perfetto#106).
+Spans (ph X) for operators run again, evictions, searches and copies to the host and back on the threads that
+they ran on, and for steps on a separate track; counters (C) of tensor memory; names of processes and threads
+(M); one instant (i) when a process stopped writing. Times are in µs since the run's start. There is no
+`displayTimeUnit`, since Perfetto of 2021 took it for the unit of the times (google/perfetto#106).
 """
 
 from __future__ import annotations
@@ -14,14 +14,31 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, Event, Events
+from dtrrun.telemetry.events import (
+    EVICT,
+    LEAVE,
+    MODULE,
+    REMATERIALIZE,
+    RETURN,
+    SEARCH,
+    STEP,
+    Event,
+    Events,
+)
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.text import plain
 
 STEPS_TRACK = 1 << 30
 """Added to a process id for the track of its steps, which is not a thread. Linux ids are smaller."""
 COUNTER_EVERY_US = 500.0
-KINDS = {REMATERIALIZE: "rematerialization", EVICT: "eviction", SEARCH: "search", STEP: "step"}
+KINDS = {
+    REMATERIALIZE: "rematerialization",
+    EVICT: "eviction",
+    SEARCH: "search",
+    STEP: "step",
+    LEAVE: "copy out",
+    RETURN: "copy in",
+}
 LONGEST = 200
 
 Json = dict[str, Any]
@@ -100,6 +117,8 @@ def _told(event: Event) -> Json:
         return {"name": name, "args": known}
     if event.kind == STEP:
         return {"name": f"step {event.nbytes}", "args": {"index": event.nbytes}}
+    if event.kind in (LEAVE, RETURN):
+        return {"name": KINDS[event.kind], "args": {"of": name or None} | known}
     verb = "evict" if event.kind == EVICT else "search"
     return {"name": verb, "args": {"output of": name or None} | known}
 

@@ -7,7 +7,7 @@ import pytest
 from fake_records import EVIL, snapshot
 from trace_format import broken_rules
 
-from dtrrun.telemetry.events import EVENT, EVICT, MODULE, NAME, REMATERIALIZE, SEARCH, STEP, Events
+from dtrrun.telemetry.events import EVENT, EVICT, LEAVE, MODULE, NAME, REMATERIALIZE, SEARCH, STEP, Events
 from dtrrun.views.trace import STEPS_TRACK, chrome_trace, compressed
 
 HOSTILE = f"</script>\"'&<b>{EVIL}\u2028"
@@ -37,6 +37,7 @@ def example(left_out=0, pid=7):
             (REMATERIALIZE, 1, pid + 1, 3_000 * us, 100 * us, 64, 900, 0),
             (STEP, 0, pid, 1_000 * us, 3_000 * us, 1, 900, 0),
             (99, 0, pid, 0, 0, 0, 0, 0),
+            (LEAVE, 0, pid, 4_000 * us, 7 * us, 64, 836, 64),
         ),
     )
 
@@ -58,6 +59,7 @@ def test_what_is_in_it():
     assert (spans["evict"]["ts"], spans["evict"]["dur"], spans["evict"]["cat"]) == (1010.0, 5.0, "eviction")
     assert spans["evict"]["args"] == {"output of": "aten.relu", "bytes": 64}
     assert spans["search"]["tid"] == 7
+    assert spans["copy out"]["args"] == {"of": "aten.relu", "bytes": 64}
     assert (spans["step 1"]["ts"], spans["step 1"]["tid"]) == (0.0, 7 + STEPS_TRACK)
     (again,) = (event for event in events if event.get("cat") == "rematerialization")
     assert (again["tid"], again["args"]) == (8, {"bytes": 64})

@@ -7,7 +7,7 @@ import torch
 from dtrrun.runtime import Session
 from dtrrun.runtime.observe.tracing import Tracing
 from dtrrun.settings import RuntimeSettings
-from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, read_events
+from dtrrun.telemetry.events import EVICT, LEAVE, MODULE, REMATERIALIZE, RETURN, SEARCH, STEP, read_events
 
 BUDGET = 3_000_000
 
@@ -53,6 +53,29 @@ def test_every_eviction_search_and_rematerialization_is_there(tmp_path):
     assert sum(e.nbytes for e in found if e.kind == EVICT) == session.dtr.eviction.evicted_bytes_total
     assert max(event.resident_bytes for event in found) <= BUDGET
     assert losses == train()
+
+
+def test_every_copy_to_the_host_and_back_is_there(tmp_path):
+    options = {"trace_events": True, "host_budget": f"100MB:{tmp_path}"}
+    session = Session(RuntimeSettings(600_000, device="cpu", record_dir=str(tmp_path), **options))
+    session.start()
+    try:
+        model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(8)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(16, 128)).square().mean().backward()
+            optimizer.step()
+        copies = session.report()["copies_out"], session.report()["copies_in"]
+    finally:
+        session.stop()
+    (events,) = read_events(str(tmp_path))
+    found = [event for event in events if event.kind in (LEAVE, RETURN)]
+    kinds = Counter(event.kind for event in found)
+    assert kinds[LEAVE] >= copies[0] > 10  # what has a copy already needs no other
+    assert kinds[RETURN] >= copies[1] > 10
+    assert {event.name for event in found} >= {"parameter", "gradient"}
+    assert max(event.resident_bytes for event in found if event.kind == LEAVE) <= 600_000
 
 
 def test_modules_where_they_are_known(tmp_path):

@@ -1,4 +1,4 @@
-"""`--trace`: writes evictions, searches and rematerializations to a file as they happen."""
+"""`--trace`: writes decisions to a file as they happen."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dtrrun.core.graph import Operation, Version
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.observer import DecisionObserver
-from dtrrun.telemetry.events import EVICT, MODULE, REMATERIALIZE, SEARCH, STEP, EventWriter
+from dtrrun.telemetry.events import EVICT, LEAVE, MODULE, REMATERIALIZE, RETURN, SEARCH, STEP, EventWriter
 
 
 class Tracing(DecisionObserver):
-    """Writes evictions, searches and rematerializations to a file in `folder` while installed.
+    """Writes evictions, searches, rematerializations and copies to the host to a file in `folder`.
 
     Times are the host's: on a GPU an operator's time is that of its launch. module_of: returns a version's
     module, under `--where`.
@@ -59,14 +59,21 @@ class Tracing(DecisionObserver):
         nbytes = operation.signature.output_bytes
         self._add(REMATERIALIZE, self._name_of(version, operation), started_ns, nbytes)
 
+    def left(self, version: Version, started_ns: int) -> None:
+        self._add(LEAVE, self._name_of(version, version.operation), started_ns, version.nbytes)
+
+    def returned(self, version: Version, started_ns: int) -> None:
+        self._add(RETURN, self._name_of(version, version.operation), started_ns, version.nbytes)
+
     def _stepped(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._steps += 1
         self._add(STEP, "", self._stepped_ns, self._steps)
         self._stepped_ns = now_ns()
 
     def _name_of(self, version: Version, operation: Operation | None) -> str:
-        """Return the names of the operator that makes the version, and of its module."""
-        assert operation is not None
+        """Return the names of the operator that makes the version, and of its module; else what it is."""
+        if operation is None:
+            return version.pin or "constant"
         name: str = operation.signature.operator.name
         module = self._module_of(version) if self._module_of is not None else ""
         return f"{name}{MODULE}{module}" if module else name
