@@ -24,6 +24,7 @@ from dtrrun.cli import smoke as smoking
 from dtrrun.cli.main import main as dtrrun
 from dtrrun.launch.captured import Captured
 from dtrrun.profiling.result import write_profile
+from dtrrun.settings import RuntimeSettings
 from dtrrun.smoke.runs import Run
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
@@ -159,9 +160,10 @@ def profile(page: str) -> list[str]:
             plain=True,
             points={
                 best["budget_bytes"]: SimpleNamespace(
-                    heuristic=best["heuristic"], told_slowdown=best["measured"]["slowdown"]
+                    heuristic=best["heuristic"], told_slowdown=best["measured"]["slowdown"], host_bytes=0
                 )
             },
+            settings=RuntimeSettings(),
             steps=found["steps"],
             costs_path=costs,
         )

@@ -30,7 +30,7 @@ from dtrrun.profiling.variation import Variation
 from dtrrun.profiling.vary import parse_range, parse_template, with_value
 from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import PORTFOLIO
-from dtrrun.sizes import NO_HOST, format_size, parse_size
+from dtrrun.sizes import AUTO_HOST, NO_HOST, format_size, parse_size
 from dtrrun.values import Reader
 from dtrrun.views.markdown import of_profile
 from dtrrun.views.profile import Bar, print_profile
@@ -89,7 +89,7 @@ class Profile:
         3.0,
         read=values.slowdown,
     )
-    of_run: Mapping[str, Any] = of_run("python", "device", panel=HOW)
+    of_run: Mapping[str, Any] = of_run("python", "device", "host_budget", panel=HOW)
     name: str | None = option(
         "Name of the profile, for dtrrun --profile NAME (default: the script's name).",
         OUTPUT,
@@ -127,7 +127,6 @@ def profile(given: Profile, target: Sequence[str]) -> int:
         cost="measured",
         costs=None,
         over_budget="error",
-        host_budget=NO_HOST,  # a budget is to work by recomputation
         max_slowdown=None,
         on_thrash="warn",
         verify=False,
@@ -236,7 +235,9 @@ def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
         result = variation_result(variation, words)
         if variation.best is not None:
             target = with_value(words, variation.template, variation.best)
-            result["run"] = ["dtrrun", "--budget", f"{budget}B", *target]
+            host = variation.settings.host_budget
+            options = [] if host in (AUTO_HOST, NO_HOST) else ["--host-budget", host]
+            result["run"] = ["dtrrun", "--budget", f"{budget}B", *options, *target]
         unwritten = write_each(
             {
                 "standard output": lambda: shown(result, print_profile, json, quiet),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from dtrrun.core.host import HostMemory
 from dtrrun.profiling.forecast import Model
 from dtrrun.profiling.room import room_in
 from dtrrun.profiling.trial import OK, THRASH, TOO_SMALL, MeasuredStep, Trial
@@ -31,6 +32,8 @@ class Forecast:
     rematerializations: int
     steps: int
     """Number of completed steps."""
+    host_bytes: int = 0
+    """The most that copies on the host take together; 0 if nothing has to leave."""
 
 
 @dataclass
@@ -50,6 +53,11 @@ class Point:
         return self.predicted.slowdown if self.predicted.status == OK else None
 
     @property
+    def host_bytes(self) -> int:
+        """Return what copies on the host take, measured if possible, else predicted."""
+        return self.predicted.host_bytes if self.trial is None else self.trial.host_bytes
+
+    @property
     def told_slowdown(self) -> float | None:
         """Return `slowdown` as it is told to users: None if the run made too few steps to say."""
         return self.slowdown if self.trial is None else self.trial.told_slowdown
@@ -57,7 +65,11 @@ class Point:
 
 @dataclass
 class Curve:
-    """Predictions for one log. attend: called before each. overhead: in bytes on a GPU, None on the CPU."""
+    """Predictions for one log.
+
+    attend: called before each. overhead: in bytes on a GPU, None on the CPU. host: where constants may leave
+    for; None: they stay.
+    """
 
     log: Sequence[Instruction]
     model: Model
@@ -66,6 +78,7 @@ class Curve:
     limit: float
     attend: Callable[[], None]
     overhead: int | None = None
+    host: HostMemory | None = None
     swept: list[int] = field(default_factory=list)
     """Budgets over the whole curve, largest first."""
     _predictions: dict[tuple[int, str], Prediction] = field(default_factory=dict)
@@ -104,6 +117,7 @@ class Curve:
                 self.log,
                 room_in(budget, self.overhead),
                 heuristic,
+                host=self.host,
                 limit=self.limit,
                 seed=self.settings.seed,
                 sample=self.settings.sample,
@@ -114,7 +128,14 @@ class Curve:
         slowdown = self.model.slowdown(found) if status == OK else None
         if status == OK and max(self.model.slowdowns(found), default=1.0) > self.limit:
             status, slowdown = THRASH, None
-        return Forecast(status, slowdown, found.evictions, found.rematerializations, len(found.steps))
+        return Forecast(
+            status,
+            slowdown,
+            found.evictions,
+            found.rematerializations,
+            len(found.steps),
+            found.host_peak_bytes,
+        )
 
     def best(self, budget: int) -> Point:
         """Return the heuristic with the least predicted slowdown; if none works, the one with most steps.

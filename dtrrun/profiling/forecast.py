@@ -1,11 +1,12 @@
-"""Converts the simulator's predictions (recomputed operators, evictions) to a slowdown in time.
+"""Converts the simulator's predictions (recomputed operators, copies, evictions) to a slowdown in time.
 
 A step consists of its own time, recomputation, and dtrrun's bookkeeping. Its own time was measured in a plain
 run. The simulator adds up costs, each the minimum of several calls: real operators take longer, by the same
-factor as in the plain run. Bookkeeping was measured without a budget. Once memory runs short it is `PRESSED`
-times that, since storages enter the pool; each eviction or rematerialization adds `EVENT_NS`, and each
-evaluation of a score `SCORE_NS` (least squares over nine examples at five budgets each). Runs under a budget
-show the error for this program and machine: they scale recomputation and bookkeeping by a factor each.
+factor as in the plain run. Copies to the host and back count as recomputation. Bookkeeping was measured
+without a budget. Once memory runs short it is `PRESSED` times that, since storages enter the pool; each
+eviction or rematerialization adds `EVENT_NS`, and each evaluation of a score `SCORE_NS` (least squares over
+nine examples at five budgets each). Runs under a budget show the error for this program and machine: they
+scale recomputation and bookkeeping by a factor each.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Model:
     """Sums over the runs so far, relative to the steps' own time: recomputation, bookkeeping (`own`)."""
 
     def shares(self, prediction: Prediction) -> list[tuple[float, float]]:
-        """Return uncorrected recomputation and bookkeeping per later step, relative to its own time."""
+        """Return uncorrected recomputation (and copies) and bookkeeping per later step, by its own time."""
         found = []
         for step, plain in zip(prediction.steps, self.plain, strict=False):
             events = step.evictions + step.rematerializations
             pressed = PRESSED if prediction.evictions else 1.0
             own = pressed * plain.bookkeeping_ns + EVENT_NS * events + SCORE_NS * step.evaluations
-            again = self.scale * (step.time - step.plain_time)
+            again = self.scale * (step.time - step.plain_time - step.copying) + step.copying
             found.append((again / plain.own_ns, own / plain.own_ns))
         return found[1:] or found
 

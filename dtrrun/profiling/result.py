@@ -15,7 +15,7 @@ from dtrrun.profiling.curve import Point
 from dtrrun.profiling.study import Study
 from dtrrun.profiling.trial import Trial
 from dtrrun.profiling.variation import Variation
-from dtrrun.sizes import format_size
+from dtrrun.sizes import AUTO_HOST, NO_HOST, format_size, format_size_up
 from dtrrun.telemetry.private import open_private
 
 SCHEMA = "dtrrun.profile/1"
@@ -45,8 +45,10 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
         "minimum_bytes": study.minimum,
         "minimum_certified": study.certified,
         "minimum_heuristic": least and least.heuristic,
+        "minimum_host_bytes": least and least.host_bytes,
         "recommended_bytes": study.recommended,
         "recommended_heuristic": best and best.heuristic,
+        "recommended_host_bytes": best and best.host_bytes,
         "points": [_point(study, study.points[budget]) for budget in sorted(study.points, reverse=True)],
     }
 
@@ -62,6 +64,7 @@ def _point(study: Study, point: Point) -> dict[str, Any]:
             "slowdown": predicted.slowdown,
             "evictions": predicted.evictions,
             "rematerializations": predicted.rematerializations,
+            "host_bytes": predicted.host_bytes,
         },
         "measured": None if trial is None else _trial(trial),
     }
@@ -75,6 +78,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "evictions": sum(step.evictions for step in trial.steps),
         "rematerializations": sum(step.rematerializations for step in trial.steps),
         "peak_bytes": trial.peak_bytes,
+        "host_bytes": trial.host_bytes,
         "least_budget_bytes": trial.least_budget_bytes,
         "seconds": trial.seconds,
         "steps": [
@@ -121,8 +125,11 @@ def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
         f"plain peak {format_size(study.peak)}",
         f"minimum {format_size(study.minimum)}" if study.minimum else "",
         f"this budget: {told:.2f} times the plain time" if (told := point.told_slowdown) else "",
+        f"needs {format_size_up(point.host_bytes)} of host memory" if point.host_bytes else "",
     ]
     options = {"budget": f"{study.recommended}B", "heuristic": point.heuristic, "costs": costs.name}
+    if study.settings.host_budget not in (AUTO_HOST, NO_HOST):
+        options["host_budget"] = study.settings.host_budget
     target = "".join(c if c.isprintable() else "?" for c in shlex.join(words))
     text = (
         f"# Found by dtrrun profile, in {study.steps} steps of: {target}\n"

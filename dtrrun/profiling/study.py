@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dtrrun.core.host import HostMemory, expected_host
 from dtrrun.profiling.costs import write_costs
 from dtrrun.profiling.curve import Curve, Point
 from dtrrun.profiling.forecast import Model, scale_of
@@ -19,12 +20,15 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
+from dtrrun.sizes import AUTO_HOST, NO_HOST, parse_host
 
 PATIENCE = 18.0
 """Time limit as a multiple of a plain run's time; checks still to do by then are omitted."""
 SIMULATING = 3.0
 """The simulator's share of `PATIENCE`."""
 LEAST_PEAK = 1_000_000
+AMPLE = 1 << 50
+"""Bytes, assumed of a machine whose memory on the host is not known here: its runs tell."""
 
 
 class NothingToProfile(Exception):
@@ -176,7 +180,17 @@ class Study:
             self.limit,
             lambda: self.attend(self),
             self.plain.overhead_bytes,
+            self._host(),
         )
+
+    def _host(self) -> HostMemory | None:
+        """Return where constants may leave for in runs with a budget; None if they stay."""
+        assert self.plain is not None
+        budget, on_gpu = self.settings.host_budget, self.plain.overhead_bytes is not None
+        if budget == NO_HOST or (budget == AUTO_HOST and not on_gpu):
+            return None
+        nbytes = AMPLE if budget == AUTO_HOST else parse_host(budget)[0]
+        return expected_host(nbytes, "cuda" if on_gpu else "cpu")
 
     def _predict(self) -> int:
         """Predict the curve. Returns the least budget predicted to work."""

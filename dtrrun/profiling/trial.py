@@ -30,7 +30,7 @@ class MeasuredStep(NamedTuple):
     """Recomputation and dtrrun's own work."""
     operators_ns: int
     bookkeeping_ns: int
-    """The part of the overhead that is not recomputation."""
+    """The part of the overhead that is neither recomputation nor copies to the host and back."""
     evictions: int
     rematerializations: int
 
@@ -60,6 +60,8 @@ class Trial:
     """Why the requested log could not be written."""
     absent: str | None = None
     """Why no process of the program ran under dtrrun."""
+    host_bytes: int = 0
+    """The most that copies on the host have taken together, in any process."""
 
     @property
     def slowdown(self) -> float | None:
@@ -115,6 +117,7 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot], marks: Marks = NO_MAR
         ),
         next((error for one in snapshots if (error := one.tables.get("log_error"))), None),
         outcome.absent or outcome.error,
+        max((snapshot.counters["host_peak_bytes"] for snapshot in snapshots), default=0),
     )
 
 
@@ -146,7 +149,7 @@ def _step(row: Mapping[str, Any]) -> MeasuredStep:
         figures["wall_ns"],
         overhead,
         figures["operators_ns"],
-        overhead - figures["rematerialization_ns"],
+        overhead - figures["rematerialization_ns"] - figures["host_ns"],
         figures["evictions"],
         figures["rematerializations"],
     )

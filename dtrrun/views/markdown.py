@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtrrun.sizes import format_size
+from dtrrun.sizes import format_size, format_size_up
 from dtrrun.views.text import duration, plain
 
 ESCAPES = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "'", "*": "\\*", "_": "\\_", "[": "\\["})
@@ -55,7 +55,9 @@ def of_profile(result: Mapping[str, Any]) -> str:
     facts = [("plain peak", format_size(peak)), ("plain step", duration(result["plain_step_seconds"]))]
     for label in ("minimum", "recommended"):
         if (found := result[f"{label}_bytes"]) is not None:
-            facts.append((label, f"{format_size(found)} ({100 * found / peak:.0f} %)"))
+            needs = result.get(f"{label}_host_bytes")
+            more = f", needs {format_size_up(needs)} of host memory" if needs else ""
+            facts.append((label, f"{format_size(found)} ({100 * found / peak:.0f} %){more}"))
     points = [
         (
             format_size(point["budget_bytes"]),

@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from dtrrun.sizes import format_size
+from dtrrun.sizes import format_size, format_size_up
 from dtrrun.views.panels import console_for, print_to
 from dtrrun.views.text import duration, for_encoding, plain
 
@@ -75,8 +75,10 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     if minimum is not None:
         label = "minimum" if result["minimum_certified"] else "least so far"  # no run just below failed
         rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak"
+        rows[label] += _needs(result.get("minimum_host_bytes"))
     if best is not None:
         rows["recommended"] = f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak"
+        rows["recommended"] += _needs(result.get("recommended_host_bytes"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -91,12 +93,14 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
             if point["measured"] and (minimum is None or point["budget_bytes"] < minimum)
         }
         marks |= {minimum: "minimum" if result["minimum_certified"] else "", best: "recommended"}
-        yield _points(result["points"], marks, 8 if width < 96 else 40)
+        yield _points(result["points"], marks, narrow=width < 96)
 
 
-def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], longest: int) -> Table:
+def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], *, narrow: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for label in ("budget", "", "predicted", "measured", "evictions"):
+    leaves = any(map(_on_host, points))
+    counts = ([] if leaves and narrow else ["evictions"]) + (["on host"] if leaves else [])
+    for label in ("budget", "", "predicted", "measured", *counts):
         table.add_column(label, justify="right", no_wrap=True)
     table.add_column("heuristic", no_wrap=True, overflow="ellipsis")
     table.add_column("status", no_wrap=True)
@@ -109,13 +113,17 @@ def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], longe
             status = "predicted" if status == "ok" else f"{status}, predicted"
         elif status != "ok":
             note = ""
+        cells = {
+            "evictions": f"{shown['evictions']:,}" if shown["status"] == "ok" else "",
+            "on host": format_size_up(_on_host(point)) if _on_host(point) else "",
+        }
         table.add_row(
             f"{100 * point['share']:.0f} %",
             format_size(budget),
             _times(point["predicted"]["slowdown"]),
             _times(measured["slowdown"] if measured else None),
-            f"{shown['evictions']:,}" if shown["status"] == "ok" else "",
-            Text(plain(point["heuristic"], longest)),
+            *map(cells.__getitem__, counts),
+            Text(plain(point["heuristic"], 8 if narrow else 40)),
             Text.assemble(
                 (status, STYLES.get(shown["status"], "" if measured else "dim")), f"  {note}" if note else ""
             ),
@@ -144,6 +152,17 @@ def _varied(result: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"in a budget of {_bytes(result['target_budget_bytes'])}")
     yield ""
     yield table
+
+
+def _on_host(point: Mapping[str, Any]) -> int:
+    """Return the bytes of copies on the host that a budget that works needs; 0 if nothing leaves."""
+    shown = point["measured"] or point["predicted"]
+    found: int = shown.get("host_bytes", 0) if shown["status"] == "ok" else 0
+    return found
+
+
+def _needs(host_bytes: int | None) -> str:
+    return f", needs {format_size_up(host_bytes)} of host memory" if host_bytes else ""
 
 
 def _bytes(nbytes: int) -> str:

@@ -30,7 +30,7 @@ ARROWS = {
     "smoke": {"launch", "telemetry", "settings", "sizes"},
     "launch": {"monitor", "telemetry", "settings"},
     "monitor": {"telemetry", "sizes"},
-    "profiling": {"launch", "simulator", "telemetry", "settings", "sizes"},
+    "profiling": {"launch", "simulator", "core", "telemetry", "settings", "sizes"},
     "views": {"telemetry", "settings", "sizes"},
     "boot": {"runtime", "extensions", "settings"},
     "bindings": {"core", "extensions"},

@@ -18,6 +18,7 @@ from dtrrun.profiling.study import Study
 from dtrrun.profiling.trial import MeasuredStep, Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.settings import RuntimeSettings
+from dtrrun.views.markdown import of_profile
 from dtrrun.views.profile import Bar, print_profile
 
 PEAK = 1_000_000_000
@@ -73,6 +74,29 @@ def test_the_table(study, width):
     result["run"] = ["dtrrun", "--profile", "train", "train.py", "--lr", "1"]
     result["run_minimum"] = _at_minimum(result, "train", ["train.py", "--lr", "1"])
     check(f"profile_{width}", printed(result, width))
+
+
+def test_what_is_needed_on_the_host(study, tmp_path):
+    least = study.points[400_000_000]
+    least.trial = replace(least.trial, host_bytes=123_400_000)
+    study.points[300_000_000] = replace(
+        study.points[300_000_000], predicted=Forecast("ok", 2.5, 200, 250, 3, 223_400_000)
+    )
+    result = study_result(study, ["train.py"])
+    lines = printed(result).splitlines()
+    assert "40 % of the peak, needs 124 MB of host memory" in " ".join(" ".join(lines).split())
+    (header,) = (line for line in lines if "measured" in line)
+    cells = {line.split()[0]: line for line in lines if " % " in line}
+    assert header.index("on host") + len("on host") == cells["40"].index("124 MB") + len("124 MB")
+    assert "224 MB" in cells["30"]
+    assert cells["50"].split().count("MB") == 1
+    assert "needs 124 MB of host memory" in of_profile(result)
+    study.settings = RuntimeSettings(host_budget=f"1GB:{tmp_path}")
+    study.recommended = 400_000_000
+    write_profile(tmp_path / "train.yaml", study, ["train.py"])
+    given = read_profile(tmp_path / "train.yaml", OPTIONS)
+    assert given["host_budget"].text == f"1GB:{tmp_path}"
+    assert "needs 124 MB of host memory" in (tmp_path / "train.yaml").read_text()
 
 
 def test_the_command_for_the_minimum(study):

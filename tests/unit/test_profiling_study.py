@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrrun.core.host import expected_host
 from dtrrun.profiling import curve
 from dtrrun.profiling import study as module
 from dtrrun.profiling.room import budget_for, room_in
@@ -15,6 +16,7 @@ from dtrrun.profiling.trial import MeasuredStep, Trial
 from dtrrun.settings import RuntimeSettings
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import read_log
+from dtrrun.sizes import parse_size
 
 PATH = Path(__file__).parents[1] / "logs" / "vae.log.gz"
 LOG = read_log(PATH)
@@ -23,8 +25,8 @@ SECONDS = 10.0
 
 
 @cache
-def simulated(budget, heuristic, limit):
-    return predict(LOG, budget, heuristic, limit=limit)
+def simulated(budget, heuristic, limit, host=None):
+    return predict(LOG, budget, heuristic, limit=limit, host=host)
 
 
 class Machine:
@@ -44,7 +46,10 @@ class Machine:
         status, again, evictions = "ok", 0.0, 0
         if (budget := settings.budget_bytes) is not None:
             assert Path(settings.costs).exists()
-            found = simulated(room_in(budget, self.overhead), settings.heuristic, settings.max_slowdown)
+            host = None
+            if settings.host_budget != "auto":
+                host = expected_host(parse_size(settings.host_budget), "cpu")
+            found = simulated(room_in(budget, self.overhead), settings.heuristic, settings.max_slowdown, host)
             status = {"ok": "ok", "oom": "too small", "thrash": "thrash"}[found.status]
             if self.fails(budget):
                 status = "too small"
@@ -55,7 +60,9 @@ class Machine:
         )
         self.seconds += SECONDS * (1 + again)
         seconds = SECONDS * (1 + again)
-        return Trial(status, 0, seconds, self.peak, (step,), None, "tail", 1, self.overhead)
+        host_bytes = found.host_peak_bytes if budget is not None else 0
+        how = "tail", 1, self.overhead
+        return Trial(status, 0, seconds, self.peak, (step,), None, *how, host_bytes=host_bytes)
 
     @property
     def budgets(self):
@@ -67,9 +74,12 @@ def run(tmp_path, monkeypatch):
     def run(machine, **options):
         monkeypatch.setattr(module, "run_trial", machine)
         monkeypatch.setattr(module, "write_costs", lambda path, log, costs: path.touch())
-        monkeypatch.setattr(curve, "predict", lambda log, *given, limit, **_: simulated(*given, limit))
+        monkeypatch.setattr(
+            curve, "predict", lambda log, *given, limit, host, **_: simulated(*given, limit, host)
+        )
         monkeypatch.setattr(module.time, "monotonic", lambda: machine.seconds)
-        found = Study(["python"], RuntimeSettings(), tmp_path, steps=1, **options)
+        settings = RuntimeSettings(host_budget=options.pop("host_budget", "auto"))
+        found = Study(["python"], settings, tmp_path, steps=1, **options)
         found.started = 0.0
         found.run()
         return found
@@ -106,6 +116,18 @@ def test_the_curve_is_run_from_a_safe_budget_down(run):
     curve = machine.budgets[:4]
     assert curve == sorted(curve, reverse=True)
     assert curve[0] > 0.7 * study.peak
+
+
+def test_budgets_in_which_constants_have_to_leave(run):
+    """They are found if that is allowed, with what they need on the host; the others stay the same."""
+    alone, study = run(Machine()), run(Machine(), host_budget="1GB")
+    check(study)
+    assert study.minimum < below(alone.minimum)
+    assert study.points[study.minimum].host_bytes > 0
+    for budget in {*alone.points} & {*study.points}:
+        if alone.points[budget].predicted.status == "ok":
+            assert study.points[budget].predicted.host_bytes == 0
+            assert study.points[budget].predicted.evictions == alone.points[budget].predicted.evictions
 
 
 def test_on_a_gpu_the_budgets_have_the_overhead_in_them(run):
