@@ -221,6 +221,15 @@ def host_budget(text: str) -> str:
     return f"{size}:{path}"
 
 
+@reader("SIZE/s")
+def bandwidth(text: str) -> int:
+    """Bytes in a second."""
+    size, slash, unit = text.partition("/")
+    if not slash or unit.strip() != "s":
+        raise ValueError(f"{text!r} is not a bandwidth; write one like 25GB/s")
+    return parse_size(size)
+
+
 @reader("NAME[,NAME...]")
 def heuristics(text: str) -> list[str]:
     """Names; `paper` and `ablations` stand for several heuristics, `portfolio` for the best of many."""

@@ -21,6 +21,8 @@ from dtrrun.research.theory import THEORIES
 from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import sweep
 from dtrrun.simulator.simulate import DEALLOCATIONS
+from dtrrun.sizes import parse_size
+from dtrrun.values import Reader
 from dtrrun.views.simulation import print_simulation
 
 _VARIANTS = ("h_dtr", "h_dtr_eq", "h_dtr_local")
@@ -43,6 +45,8 @@ EPILOG = """
 dtrrun simulate step.log
 
 dtrrun simulate logs/ --heuristic h_dtr_eq,lru --budgets 0.5,0.4,2GB --json rows.json
+
+dtrrun simulate step.log --budgets 0.5,0.2 --host-budget 8GB --host-bandwidth 25GB/s
 
 dtrrun simulate logs/ --paper --figures pictures/
 
@@ -104,6 +108,18 @@ class Simulate:
         HOW,
         "paper",
     )
+    host_budget: int | None = option(
+        "How much weights, gradients and optimizer state may take on the host, once nothing else can be "
+        "evicted, as for a run. Implies --semantics dtrrun.",
+        HOW,
+        read=Reader("SIZE", parse_size),
+    )
+    host_bandwidth: int | None = option(
+        "With --host-budget: how much is copied to the host in a second, or back, such as 25GB/s (default: "
+        "20GB/s for a log of a GPU; for one of a CPU, 1GB/s to a file and 2GB/s back).",
+        HOW,
+        read=values.bandwidth,
+    )
     search: Sequence[str] = option(
         "How to find the least score: scan computes all scores, as the paper does, which is slow; heap "
         "makes the same choices faster.",
@@ -160,6 +176,8 @@ def simulate(given: Simulate, _: Sequence[str]) -> int:
             "--accesses": given.accesses,
             "--deallocation": list(given.deallocation) != ["eager"],
             "--semantics": given.semantics != "paper",
+            "--host-budget": given.host_budget,
+            "--host-bandwidth": given.host_bandwidth,
             "--search": list(given.search) != ["heap"],
             "--no-paper-ties": not given.paper_ties,
         }
@@ -169,6 +187,10 @@ def simulate(given: Simulate, _: Sequence[str]) -> int:
         return simulate_theory(networks, processes, _folder(given.figures), given)
     if given.sizes is not None:
         raise LaunchError("--sizes needs --theory")
+    if given.host_bandwidth and not given.host_budget:
+        raise LaunchError("--host-bandwidth needs --host-budget")
+    if given.host_budget and given.paper:
+        raise LaunchError("--paper is about the paper's runtime, so it cannot be combined with --host-budget")
     if not given.logs:
         raise LaunchError("Missing argument 'LOG...' (or --theory; see dtrrun simulate --help)")
     shares = sweep.RATIOS
@@ -182,7 +204,9 @@ def simulate(given: Simulate, _: Sequence[str]) -> int:
         "limit": given.limit or 2.0,
         "paper_ties": given.paper_ties,
         "seed": given.seed,
-        "semantics": given.semantics,
+        "semantics": "dtrrun" if given.host_budget else given.semantics,
+        "host_bytes": given.host_budget,
+        "host_bandwidth": given.host_bandwidth,
     }
     import_from_here(heuristics)
     with report_writer(json) as write:

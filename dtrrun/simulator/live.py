@@ -66,10 +66,6 @@ class Prediction(ReplayOutcome):
     """The steps that the log contains in full."""
     least_budget_bytes: int | None = None
     """If the status is oom: the least budget for the operator that did not fit."""
-    copies_out: int = 0
-    copies_in: int = 0
-    host_peak_bytes: int = 0
-    """The most that copies on the host have taken together."""
 
 
 def predict(
@@ -174,6 +170,11 @@ def _head(instructions: Sequence[Instruction], name: str) -> dict[str, Any]:
 
 def _host_of(head: dict[str, Any]) -> HostMemory | None:
     return HostMemory(*head["host"]) if "host" in head else None
+
+
+def device_of(log: Sequence[Instruction], name: str = "the log") -> str:
+    """Return the type of the device that a log was recorded on. Raises LogError as `predict` does."""
+    return str(_head(log, name)["device"])
 
 
 def _not_fitting(name: str, place: int, error: Exception) -> LogError:
@@ -283,10 +284,10 @@ class _Run:
             perf_counter() - started,
             self._steps,
             least,
-            host.get("copies_out", 0),
-            host.get("copies_in", 0),
-            host.get("peak_bytes", 0),
             chosen=self.dtr.eviction.evictions,
+            copies_out=host.get("copies_out", 0),
+            copies_in=host.get("copies_in", 0),
+            host_peak_bytes=host.get("peak_bytes", 0),
         )
 
     @property

@@ -45,6 +45,11 @@ class ReplayOutcome:
     """Storage accesses of the policy (App. D.3), if they were counted."""
     chosen: int = field(default=0, kw_only=True)
     """Evictions that made room; the others are deallocations."""
+    copies_out: int = field(default=0, kw_only=True)
+    copies_in: int = field(default=0, kw_only=True)
+    """Copies to the host, and back. The paper's semantics has none."""
+    host_peak_bytes: int = field(default=0, kw_only=True)
+    """The most that they took there together."""
 
     @property
     def overhead(self) -> float:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dtrrun.core.foresight import WatchedStep
+from dtrrun.core.host import HostMemory, expected_host
 
 from . import PORTFOLIO
-from .live import predict, watched_steps
+from .live import device_of, predict, watched_steps
 from .log import Instruction, LogError, read_log
 from .portfolio import Replayer, find
 from .schedule import Schedule, read_schedule
@@ -65,6 +66,10 @@ class Cell:
     """Whether to count storage accesses (App. D.3)."""
     semantics: str = "paper"
     """Either paper, or dtrrun for the behaviour of dtrrun's own runtime (logs of `dtrrun record` only)."""
+    host_bytes: int | None = None
+    """With dtrrun's semantics: what constants may take on the host; None: they stay."""
+    host_bandwidth: int | None = None
+    """Bytes copied there in a second, or back; None: what a session assumes until it has measured it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,9 @@ class Row:
     seconds: float
     settings: str
     """The heuristic; for the portfolio, the best one found."""
+    copies_out: int = 0
+    copies_in: int = 0
+    host_peak_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,6 +210,9 @@ def run_cell(cell: Cell) -> Row:
         outcome.accesses,
         outcome.seconds,
         settings,
+        outcome.copies_out,
+        outcome.copies_in,
+        outcome.host_peak_bytes,
     )
 
 
@@ -217,8 +228,10 @@ def _replayer(cell: Cell, nbytes: int) -> Replayer:
     if cell.semantics == "dtrrun":
         if (cell.deallocation, cell.search, cell.count) != ("eager", "heap", False):
             raise ValueError("--semantics dtrrun works only with eager deallocation and the heap search")
-        steps = partial(steps_at, cell.path)
-        return partial(predict, log_at(cell.path), nbytes, watched=steps, name=cell.path, seed=cell.seed)
+        steps, log = partial(steps_at, cell.path), log_at(cell.path)
+        return partial(
+            predict, log, nbytes, host=_host(cell, log), watched=steps, name=cell.path, seed=cell.seed
+        )
     return partial(
         simulate,
         schedule_at(cell.path),
@@ -229,6 +242,14 @@ def _replayer(cell: Cell, nbytes: int) -> Replayer:
         seed=cell.seed,
         count=cell.count and cell.heuristic != PORTFOLIO,
     )
+
+
+def _host(cell: Cell, log: Sequence[Instruction]) -> HostMemory | None:
+    if cell.host_bytes is None:
+        return None
+    if cell.host_bandwidth is None:
+        return expected_host(cell.host_bytes, device_of(log, cell.path))
+    return HostMemory(cell.host_bytes, *[1e9 / cell.host_bandwidth] * 2)
 
 
 def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:

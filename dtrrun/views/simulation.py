@@ -46,6 +46,9 @@ def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]
         if rows:
             same_search = [row for row in rows if row["search"] == rows[0]["search"]]  # choices are the same
             yield overhead_table(same_search, width)
+        if any(row.get("host_peak_bytes") for row in rows):
+            yield ""
+            yield host_table(rows, width)
         if found := [row for row in rows if row.get("settings", row["heuristic"]) != row["heuristic"]]:
             yield ""
             yield settings_table(found)
@@ -76,6 +79,19 @@ def overhead_table(rows: Sequence[Row], width: int) -> RenderableType:
     names = series(rows)
     cells = {name: {_budget(row): _overhead(row) for row in found} for name, found in names.items()}
     return _tables("overhead", _budgets(rows), cells, width)
+
+
+def host_table(rows: Sequence[Row], width: int) -> RenderableType:
+    """Return what copies on the host took together, in the same layout."""
+    cells = {
+        name: {_budget(row): _on_host(row) for row in found if row["overhead"] is not None}
+        for name, found in series(rows).items()
+    }
+    return _tables("on the host", _budgets(rows), cells, width, missing=Text())
+
+
+def _on_host(row: Row) -> Text:
+    return Text(format_size(row["host_peak_bytes"]) if row.get("host_peak_bytes") else "")
 
 
 def settings_table(rows: Sequence[Row]) -> Table:

@@ -99,6 +99,11 @@ def test_a_folder_is_all_of_its_logs(log, tmp_path, capsys):
         ("LOG --format gif", "--format: 'gif' is not one of svg, png"),
         ("LOG --planners soon", "--planners: 'soon' is not one of chen_sqrt"),
         ("LOG --semantics dtrrun", "dtrrun"),
+        ("LOG --host-budget 4GB", "needs a log that dtrrun record has written"),
+        ("LOG --host-budget 4GB --host-bandwidth 25GB", "'25GB' is not a bandwidth; write one like 25GB/s"),
+        ("LOG --host-bandwidth 25GB/s", "--host-bandwidth needs --host-budget"),
+        ("LOG --paper --host-budget 4GB", "--paper is about the paper's runtime"),
+        ("--theory linear --host-budget 4GB", "cannot be combined with --host-budget"),
         ("LOG --search far", "--search: 'far' is not one of heap, scan"),
         ("LOG --figures BAD", "--figures: "),
         ("LOG --json FOLDER/no/x.json", "cannot be written"),
@@ -129,6 +134,23 @@ def test_a_heuristic_of_the_users_own(log, tmp_path, capsys, monkeypatch):
     assert status(log, "--heuristic", "mine_to_try:score,size", "--jobs", "1", "--budgets", "1.0,0.6") == 0
     mine, paper = capsys.readouterr().out.splitlines()[-2:]
     assert mine.split()[1:] == paper.split()[1:]
+
+
+def test_a_host_tier(tmp_path, capsys):
+    """What it gives: budgets that are too small without it, and a table of what it takes."""
+    log, rows = str(Path(__file__).parents[1] / "logs" / "vae.log.gz"), tmp_path / "rows.json"
+    words = (log, "--heuristic", "h_dtr_eq", "--jobs", "1", "--budgets", "0.5,0.2", "--limit", "50")
+    found = {}
+    for more in ((), ("8GB/s",), ("80GB/s",)):
+        options = ["--host-budget", "1GB", "--host-bandwidth", *more] if more else ["--semantics", "dtrrun"]
+        assert status(*words, "--json", str(rows), *options) == 0
+        found[more] = json.loads(rows.read_text())["rows"]
+        assert ("on the host" in capsys.readouterr().out) == bool(more)
+    (_, without), (ample, slow), (_, fast) = found.values()
+    assert (without["status"], slow["status"], fast["status"]) == ("oom", "ok", "ok")
+    assert ample["copies_out"] == ample["host_peak_bytes"] == 0
+    assert min(slow["copies_out"], slow["copies_in"], slow["host_peak_bytes"]) > 0
+    assert slow["overhead"] > fast["overhead"]
 
 
 def test_pictures(log, tmp_path, capsys):
