@@ -218,6 +218,8 @@ class RuntimeSettings:
         False,
     )
 
+    gpu: tuple[str, int] | None = None
+    """The name and the bytes of a GPU that the program is to find, and that is absent (`dtrrun estimate`)."""
     log: str | None = None
     """Where to write the log of a step (`dtrrun record`)."""
     log_first: int = 2

@@ -25,7 +25,10 @@ from dtrrun.launch.signals import number_of
 from dtrrun.monitor.nvml import use_pynvml
 from dtrrun.sizes import parse_size
 
-VERBS = ("run", "peak", "record", "profile", "simulate", "smoke", "top", "report", "compare", "doctor")
+VERBS = (
+    *("run", "peak", "estimate", "record", "profile", "simulate", "smoke", "top", "report", "compare"),
+    "doctor",
+)
 HELP = {"-h", "--help"}
 BEGIN = (
     "nothing to run: give a script, -m module, -c code or a command, as in",

@@ -19,6 +19,7 @@ from dtrrun.settings import SETUP, option
 SUMMARIES = {
     "run": "Run a program inside a budget; the default.",
     "peak": "Show what holds the peak, and what helps.",
+    "estimate": "Say whether it fits another GPU.",
     "profile": "Find the least budget, and one to recommend.",
     "smoke": "Check in CI that the results do not change.",
     "top": "Show your runs on this machine.",

@@ -1,4 +1,5 @@
-// Functions for Python: storages, the heap, what is allocated outside of operators, and a GPU's blocks.
+// Functions for Python: storages, the heap, what is allocated outside of operators, a GPU's blocks, and a GPU that is absent.
+#include "absent_gpu.h"
 #include "backend.h"
 #include "device_allocator.h"
 #include "functions.h"
@@ -243,6 +244,8 @@ PyObject* storage_of_tensor(PyObject*, PyObject* tensor) {
   });
 }
 
+PyObject* stand_in_for_gpu(PyObject*, PyObject*) { return PyBool_FromLong(AbsentGpu::install() > 0); }
+
 PyObject* key_of_storage(PyObject*, PyObject* storage) { return PyLong_FromLongLong(key_of(storage)); }
 
 PyObject* living(PyObject*, PyObject*) {
@@ -299,6 +302,8 @@ PyMethodDef memory_functions[] = {
     {"checksum", checksum, METH_O, "Return a hash of the content of a storage in host memory."},
     {"storage_of", storage_of_tensor, METH_O, "Return a tensor's storage, as an object that PyTorch does not know of."},
     {"key_of", key_of_storage, METH_O, "Return the key of a storage's versions."},
+    {"stand_in_for_gpu", stand_in_for_gpu, METH_NOARGS,
+     "Let autograd run on tensors without memory that say they are on a GPU, where there is none. Returns False if it can't."},
     {"living", living, METH_NOARGS,
      "Return the numbers of (versions, operations) that exist, which the garbage collector does not know."},
     {nullptr, nullptr, 0, nullptr},

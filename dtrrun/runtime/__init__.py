@@ -21,6 +21,7 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import as_bytes
 
 if TYPE_CHECKING:
+    from dtrrun.runtime.absent.process import Absent
     from dtrrun.runtime.plain import Plain
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
 FREE_THREADED = "free-threaded Python is not supported: use one with a global interpreter lock"
 
 OF_THE_COMMAND = ": that of the command dtrrun (to use the script's own blocks, run it with python)"
-_active: Session | Plain | None = None
+_active: Session | Plain | Absent | None = None
 
 
 def unsupported() -> str | None:
@@ -77,7 +78,11 @@ def activate(settings: RuntimeSettings) -> None:
     atexit.register(finish, os.getpid())
 
 
-def _session(settings: RuntimeSettings) -> Session | Plain:
+def _session(settings: RuntimeSettings) -> Session | Plain | Absent:
+    if settings.gpu is not None:
+        from dtrrun.runtime.absent.process import Absent
+
+        return Absent(settings)
     if not settings.plain:
         return Session(settings)
     from dtrrun.runtime.plain import Plain
@@ -114,6 +119,8 @@ def finish(pid: int) -> None:
             session.stop_learning()
             session.keep_peak()
             session.ending = True
+        else:
+            session.ended()
         session._publish()
         session.writer = None
         writer.close()

@@ -45,6 +45,9 @@ class Plain:
             part.remove()
         self._parts.clear()
 
+    def ended(self) -> None:
+        """Called when the program ends by itself."""
+
     def _forked(self) -> None:
         if self.writer is not None:
             self.writer.forked()

@@ -35,10 +35,13 @@ for _ in range(parser.parse_args().epochs):
     weight(torch.ones(4, 8)).sum().backward()
     optimizer.step()
 """
-MENTIONED = ("run", "peak", "record", "profile", "smoke", "simulate", "report", "compare", "doctor")
+MENTIONED = (
+    *("run", "peak", "estimate", "record", "profile", "smoke", "simulate", "report", "compare"),
+    "doctor",
+)
 """Verbs that a sentence may name; `dtrrun doctor` takes a while, and has its own tests."""
 STARTS = {"run": "supervise", "record": "supervise", "profile": ("_study", "_vary"), "smoke": "_check"}
-STARTS |= {"peak": "_look"}
+STARTS |= {"peak": "_look", "estimate": "_look"}
 """By verb: the functions that start the program."""
 SLOW = (
     "--paper",
