@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from dtrrun.cli.messages import say, to_stdout
 from dtrrun.cli.report_file import report_writer
+from dtrrun.launch.keys import keys
 from dtrrun.launch.running import find
 from dtrrun.settings import option
 from dtrrun.telemetry.run import Run
 from dtrrun.views.panels import console_for, print_to
 from dtrrun.views.rates import Rates
 from dtrrun.views.report import build_report
-from dtrrun.views.running import run_picture, runs_table, settings_of
+from dtrrun.views.running import run_picture, runs_table, settings_of, target
 
 SCHEMA = "dtrrun.top/1"
 EVERY = 1.0
@@ -35,7 +40,9 @@ dtrrun top 4711
 
 dtrrun top --once --json -
 
-[bold]Exit status[/bold]: 0; 1, no run has that PID; 2, usage error. Ctrl-C ends it.
+[bold]Keys[/bold]: e ends a run, once y confirms it; q or Ctrl-C leaves.
+
+[bold]Exit status[/bold]: 0; 1, no run has that PID; 2, usage error.
 """
 
 
@@ -65,33 +72,79 @@ def top(given: Top, _: Sequence[str]) -> int:
     console = console_for(sys.stdout, None)
     rates = Rates()
 
-    def look() -> RenderableType | None:
-        runs = _wanted(pid)
+    def picture(runs: list[Run], height: int) -> RenderableType:
         if pid is None:
             return runs_table(runs, console.width)
-        return run_picture(runs[0], rates, sys.stdout, console.width, console.height) if runs else None
+        return run_picture(runs[0], rates, sys.stdout, console.width, height)
 
-    first = look()
-    if first is None:
+    runs = _wanted(pid)
+    if pid is not None and not runs:
         say(f"error: there is no dtrrun run with PID {pid}")
         return 1
     if given.once or not console.is_terminal:
         with to_stdout():
-            print_to(sys.stdout, console, first)
+            print_to(sys.stdout, console, picture(runs, console.height))
         return 0
-    _watch(console, look, first)
+    _watch(console, pid, picture)
     return 0
 
 
-def _watch(console: Console, look: Callable[[], RenderableType | None], first: RenderableType) -> None:
-    try:
-        with Live(first, console=console, auto_refresh=False, transient=True) as live:
-            while (seen := look()) is not None:
-                live.update(seen, refresh=True)
-                time.sleep(EVERY)
+def _watch(console: Console, pid: int | None, picture: Callable[[list[Run], int], RenderableType]) -> None:
+    ending = Ending()
+    with suppress(KeyboardInterrupt), keys() as pressed:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while (runs := _wanted(pid)) or pid is None:
+                told = [Text(ending.line, style="dim", no_wrap=True, overflow="ellipsis")] if pressed else []
+                live.update(Group(picture(runs, console.height - len(told)), *told), refresh=True)
+                if not ending.press(pressed.pressed(EVERY), runs):
+                    return
         say("the run has ended")
-    except KeyboardInterrupt:
-        pass
+
+
+class Ending:
+    """Ends a run by keys. `line` says which ones there are now."""
+
+    KEYS = "e: end a run   q: leave"
+
+    def __init__(self, send: Callable[[int, int], None] = os.kill) -> None:
+        self._send = send
+        self._choice: list[Run] = []  # one: it is to be confirmed; more: it is to be chosen
+        self.line = self.KEYS
+
+    def press(self, key: str, runs: Sequence[Run]) -> bool:
+        """React to a key, if any. runs: those that are shown. Returns whether to go on."""
+        choice, self._choice = self._choice, []
+        if not key:
+            there = {run.pid for run in runs}
+            self._choice = [run for run in choice if run.pid in there]
+            if choice and not self._choice:
+                self.line = self.KEYS
+        elif len(choice) == 1 and key == "y":
+            self._end(choice[0])
+        elif choice and key.isdigit() and 0 < int(key) <= len(choice):
+            self._ask([choice[int(key) - 1]])
+        elif choice:
+            self.line = self.KEYS
+        elif key == "e" and runs:
+            self._ask(runs[:9])
+        return key != "q" or bool(choice)
+
+    def _ask(self, choice: Sequence[Run]) -> None:
+        self._choice = list(choice)
+        names = [f"{run.pid} {target(run)}" for run in choice]
+        if len(choice) == 1:
+            self.line = f"end {names[0]}? y: yes, any other key: no"
+        else:
+            self.line = f"end which? {'   '.join(f'{place}: {name}' for place, name in enumerate(names, 1))}"
+
+    def _end(self, run: Run) -> None:
+        """Ask the run's command to end: it passes the signal on, and writes its report."""
+        try:
+            self._send(run.pid, signal.SIGTERM)
+        except OSError as error:
+            self.line = f"{run.pid} cannot be ended: {error.strerror}   {self.KEYS}"
+        else:
+            self.line = f"{run.pid} is asked to end   {self.KEYS}"
 
 
 def _wanted(pid: int | None) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, TextIO
 
 from rich.console import Group, RenderableType
@@ -86,7 +87,7 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
         yield from sections(report["holds"], width)
     if len(report["processes"]) > 1:
         yield ""
-        yield _processes(report["processes"], width)
+        yield _processes(sorted(report["processes"], key=_rank), width)
     if report["verify"]["mismatches"]:
         yield ""
         yield _mismatches(report["verify"])
@@ -196,6 +197,11 @@ def _processes(processes: list[dict[str, Any]], width: int) -> RenderableType:
     table = fitting(width, *tables)
     left = len(processes) - 2 * MOST
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
+
+
+def _rank(process: dict[str, Any]) -> float:
+    """Return the place of a process in a table: by rank, and those without one last."""
+    return process["rank"] if isinstance(process["rank"], int) else inf
 
 
 def _table(rows: list[dict[str, str | Text]], names: list[str]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -41,8 +42,15 @@ SHORT = ("evictions", "remat.")
 
 
 def running(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the processes to show: the running ones, or the last one if none is running."""
-    return [s for s in snapshots if s.alive and not s.ended] or list(snapshots[-1:])
+    """Return the processes to show, by rank: the running ones, or the last one if none is running."""
+    return by_rank([s for s in snapshots if s.alive and not s.ended]) or list(snapshots[-1:])
+
+
+def by_rank(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return processes by rank, and those without one last."""
+    ranks = [one.meta.get("rank") for one in snapshots]
+    order = [rank if isinstance(rank, int) else inf for rank in ranks]
+    return [one for _, one in sorted(zip(order, snapshots, strict=True), key=lambda pair: pair[0])]
 
 
 def line(snapshot: Snapshot, rates: Rates) -> str:

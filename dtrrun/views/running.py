@@ -18,13 +18,14 @@ from dtrrun.views.figures import run_slowdown, step_slowdown, total
 from dtrrun.views.panels import columns_table, fitting
 from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates
-from dtrrun.views.text import duration, plain, words_of
+from dtrrun.views.text import duration, plain
 
 COLUMNS = ("pid", "procs", "device", "budget", "tensors", "peak", "steps", "slowdown", "time", "target")
+SCRIPTS = (".py", ".sh")
 LEFT_OUT = ("", "device", "tensors", "time", "steps", "procs", "budget", "slowdown")
 """Columns that do not fit are omitted in this order."""
-TARGET = 16
-"""Minimum width of the target's name, if it is that long."""
+TARGET = 16, 26
+"""Minimum width of the target's name, if it is that long; and if its script's name is."""
 
 
 def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
@@ -37,9 +38,11 @@ def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
         return Text("no dtrrun run is in progress")
     rows = [dict(zip(COLUMNS, _cells(run), strict=True)) for run in runs]
     names, tables = list(COLUMNS), []
+    scripts = [len(target(run).partition(" ")[0]) for run in runs]
+    least = min(max(TARGET[0], *scripts), TARGET[1])
     for left_out in LEFT_OUT:
         names = [one for one in names if one != left_out]
-        tables.append(_table(rows, names, TARGET))
+        tables.append(_table(rows, names, least))
     needed = fitting(width, *tables)
     table = _table(rows, [str(column.header) for column in needed.columns], None)
     last = table.columns[-1]  # if there is little room, the target's name is truncated
@@ -97,12 +100,20 @@ def settings_of(run: Run) -> RuntimeSettings:
 
 
 def target(run: Run) -> str:
-    """Return the words of the target, without the folders of its scripts and commands."""
+    """Return the words of the target, without the folders of its scripts and commands: the script first.
+
+    `train.py --lr 1 (torchrun --nproc-per-node 2)`, for a script that another command starts.
+    """
     words = [
-        os.path.basename(word) if not place or word.endswith((".py", ".sh")) else word
+        os.path.basename(word) if not place or word.endswith(SCRIPTS) else word
         for place, word in enumerate(run.command)
     ]
-    return words_of(words, 60)
+    python = os.path.basename(words[0]).startswith("python") if words else False
+    if python and words[1:2] == ["-m"]:
+        return plain(" ".join(words[2:]), 60)
+    found = next((place for place, word in enumerate(words) if word.endswith(SCRIPTS)), 0)
+    before = [] if python else words[:found]
+    return plain(" ".join([*words[found:], *([f"({' '.join(before)})"] if before else [])]), 60)
 
 
 def run_picture(run: Run, rates: Rates, stream: TextIO, columns: int, height: int) -> RenderableType:

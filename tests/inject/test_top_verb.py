@@ -1,6 +1,9 @@
 """`dtrrun top`, from a process outside the run."""
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -57,6 +60,34 @@ def test_a_run_is_seen_from_elsewhere(run, plain):
         done = plain(sys.executable, "-m", "dtrrun", "top", str(pid))
         assert (done.status, done.out.split()[0]) == (0, str(run.pid))
         assert "of 1 GB" in done.out
+
+
+def test_a_run_is_ended_by_a_key(run, environment):
+    """In a terminal: e, and y for yes. The run's command ends as by SIGTERM, and top goes on."""
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "dtrrun", "top", str(run.pid)], environment)
+    seen = bytearray()
+
+    def until(text):
+        deadline = time.monotonic() + 60
+        while text not in bytes(seen):
+            assert time.monotonic() < deadline, bytes(seen)
+            if select.select([terminal], [], [], 1)[0]:
+                try:
+                    seen.extend(os.read(terminal, 4096))
+                except OSError:  # it has ended
+                    return
+
+    until(b"e: end a run")
+    os.write(terminal, b"e")
+    until(b"waits.py? y: yes")
+    assert run.poll() is None
+    os.write(terminal, b"y")
+    assert run.wait(60) == -signal.SIGTERM
+    until(b"the run has ended")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
 
 
 def test_no_such_run(plain):

@@ -177,8 +177,9 @@ def test_names_the_heuristic_and_says_where_it_comes_from(rule: Any, words: str)
     assert line.removeprefix("heuristic").strip() == words
     page = tables(report)["figures"]
     assert ("native", "96.5 %", "of 1,000 operators") in page
-    shown = [f"{value}  ({remark})" if remark else value for name, value, remark in page if name == line[:9]]
-    assert shown == [words]
+    name, _, settings = RULE["heuristic"].removesuffix(")").partition("(")
+    remark = words.partition("  (")[2].removesuffix(")")
+    assert [row for row in page if row[0] == "heuristic"] == [("heuristic", name, f"{remark}; {settings}")]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import time
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from dtrrun.cli.top import Ending
 from dtrrun.launch import running
 from dtrrun.launch.environment import RECORDS
 from dtrrun.telemetry.fields import COUNTERS
@@ -130,6 +132,97 @@ def test_where_there_is_little_room_the_script_is_shown_before_other_figures(wid
     assert cells["target"].startswith("train.py")
     assert {"peak": "200 MB", "slowdown": "1.80 ×"}.items() <= cells.items()  # none is cut
     assert max(map(len, (header, line))) <= width
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "-u", "/far/train.py", "-m", "x"], "train.py -m x"),
+        (["/usr/bin/python3.11", "-m", "pkg.train", "--lr", "1"], "pkg.train --lr 1"),
+        (
+            ["/bin/torchrun", "--nproc-per-node", "2", "/far/train.py", "-x"],
+            "train.py -x (torchrun --nproc-per-node 2)",
+        ),
+        (["/usr/bin/env", "make", "-m"], "env make -m"),
+        (["python"], "python"),
+    ],
+)
+def test_a_run_is_called_by_its_script(command, name):
+    assert target(a_run(snapshot(), command=command)) == name
+
+
+def test_the_script_is_told_in_the_narrowest_window():
+    command = ["torchrun", "--nproc-per-node", "2", "/a/train_transformer.py", "--lr", "1"]
+    runs = [a_run(snapshot(1, 1), snapshot(2, 0), command=command), a_run(snapshot())]
+    for width in (40, 60, 80):
+        lines = shown(runs_table(runs, width), width).splitlines()
+        assert "train_transformer.py" in lines[1]
+        assert "train.py" in lines[2]
+        assert "peak" in lines[0]
+        assert max(map(len, lines)) <= width
+
+
+def test_ranks_are_in_order():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    ranks = [snapshot(pid, rank) for pid, rank in ((1, 10), (2, None), (3, 2), (4, 0))]
+    text = run_picture(a_run(*ranks), Rates(), stream, 100, 40).plain
+    assert re.findall(r"^(rank \d+|pid \d+|all 4)", text, re.MULTILINE) == [
+        "rank 0",
+        "rank 2",
+        "rank 10",
+        "pid 2",
+        "all 4",
+    ]
+
+
+class Sent(list):
+    def __call__(self, pid, number):
+        if pid == 4002:
+            raise ProcessLookupError(3, "No such process")
+        self.append((pid, number))
+
+
+def runs_of(*pids):
+    return [Run(pid, ["python", f"train{pid}.py"], 0.0, [snapshot()]) for pid in pids]
+
+
+def press(keys, runs):
+    """Press these keys one after the other; return what is sent, the last line, and whether top goes on."""
+    sent = Sent()
+    ending = Ending(sent)
+    on = [ending.press(key, runs) for key in keys]
+    return sent, ending.line, all(on)
+
+
+def test_a_run_is_ended_by_a_key_that_is_confirmed():
+    one, three = runs_of(4000), runs_of(4000, 4001, 4002)
+    told = "end 4000 train4000.py? y: yes, any other key: no"
+    assert press("e", one) == ([], told, True)
+    assert press(["e", "", ""], one) == ([], told, True)  # nobody hurries
+    assert press("ey", one)[0] == [(4000, signal.SIGTERM)]
+    assert press("ey", one)[1].startswith("4000 is asked to end")
+    for keys in ("y", "en", "e1", "eqy", "ee", "eyy"):
+        assert press(keys, one)[0] == ([(4000, signal.SIGTERM)] if keys == "eyy" else [])
+    assert (
+        press("e", three)[1]
+        == "end which? 1: 4000 train4000.py   2: 4001 train4001.py   3: 4002 train4002.py"
+    )
+    assert press("e2y", three)[0] == [(4001, signal.SIGTERM)]
+    for keys in ("e2", "e4y", "e0y", "ey", "e2ny"):
+        assert press(keys, three)[0] == []
+    assert press("e3y", three)[1].startswith("4002 cannot be ended: No such process")
+    assert [press(keys, one)[2] for keys in ("q", "eq", "eqq", "x")] == [False, True, False, True]
+    assert press("e", []) == ([], Ending.KEYS, True)
+
+
+def test_a_run_that_has_ended_meanwhile_is_asked_about_no_more():
+    sent = Sent()
+    ending = Ending(sent)
+    ending.press("e", runs_of(4000))
+    ending.press("", runs_of(4001))
+    assert ending.line == Ending.KEYS
+    ending.press("y", runs_of(4001))
+    assert sent == []
 
 
 def test_what_the_script_is_called_cannot_play_tricks():
