@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Mapping
 from typing import NamedTuple
 
 FILE, PINNED = (1.0, 0.5), (0.05, 0.05)
@@ -19,3 +22,10 @@ class HostMemory(NamedTuple):
 def expected_host(most_bytes: int, device_type: str) -> HostMemory:
     """Return what is assumed of the host for a budget on this device: on a CPU, copies live in a file."""
     return HostMemory(most_bytes, *(FILE if device_type == "cpu" else PINNED))
+
+
+def default_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where a file goes if the user names no folder: TMPDIR, or else /var/tmp, which is on a disk."""
+    if environ.get("TMPDIR"):
+        return environ["TMPDIR"]
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()

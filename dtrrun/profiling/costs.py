@@ -7,7 +7,9 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from dtrrun.core.host import HostMemory
 from dtrrun.simulator.costs import Costs
 from dtrrun.simulator.log import START, Annotate, Instruction, LogError
 from dtrrun.telemetry.private import open_private
@@ -16,17 +18,19 @@ FORMAT = 1
 """Version of the file format, which `dtrrun.runtime.costs` describes and reads."""
 
 
-def write_costs(path: Path, log: Sequence[Instruction], costs: Costs) -> None:
+def write_costs(path: Path, log: Sequence[Instruction], costs: Costs, host: HostMemory | None = None) -> None:
     """Write the file, readable only by its owner. Raises OSError, LogError."""
     head = log[0] if log else None
     if not (isinstance(head, Annotate) and head.text == START and head.facts):
         raise LogError("the log does not say what it was recorded with")
-    content = {
+    content: dict[str, Any] = {
         "format": FORMAT,
         "torch": head.facts["torch"],
         "device": head.facts["device"],
         "signatures": {name: [cost, nbytes, 0] for name, (cost, nbytes) in sorted(costs.items())},
     }
+    if host is not None:
+        content["host"] = [host.ns_out, host.ns_in]
     part = path.with_name(f".{os.getpid()}-{path.name}")
     raw = open_private(part, "wb")
     try:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dtrrun.core.host import HostMemory, expected_host
+from dtrrun.core.host import HostMemory, default_folder, expected_host
 from dtrrun.profiling.costs import write_costs
 from dtrrun.profiling.curve import Curve, Point
+from dtrrun.profiling.files import file_costs
 from dtrrun.profiling.forecast import Model, scale_of
 from dtrrun.profiling.knee import knee, within
 from dtrrun.profiling.room import budget_for
@@ -170,7 +171,8 @@ class Study:
         log = read_log(path)
         costs = costs_of(log)
         log = settled(log, costs)
-        write_costs(self.costs_path, log, costs)
+        host = self._host()
+        write_costs(self.costs_path, log, costs, host)
         model = Model(self.plain.steps, scale_of(self.plain.steps, predict(log, None).steps))
         self.curve = Curve(
             log,
@@ -180,7 +182,7 @@ class Study:
             self.limit,
             lambda: self.attend(self),
             self.plain.overhead_bytes,
-            self._host(),
+            host,
         )
 
     def _host(self) -> HostMemory | None:
@@ -189,8 +191,10 @@ class Study:
         budget, on_gpu = self.settings.host_budget, self.plain.overhead_bytes is not None
         if budget == NO_HOST or (budget == AUTO_HOST and not on_gpu):
             return None
-        nbytes = AMPLE if budget == AUTO_HOST else parse_host(budget)[0]
-        return expected_host(nbytes, "cuda" if on_gpu else "cpu")
+        nbytes, folder = (AMPLE, "") if budget == AUTO_HOST else parse_host(budget)
+        if on_gpu:
+            return expected_host(nbytes, "cuda")
+        return HostMemory(nbytes, *file_costs(folder or default_folder()))
 
     def _predict(self) -> int:
         """Predict the curve. Returns the least budget predicted to work."""

@@ -2,7 +2,8 @@
 
 Gzipped JSON: the version of torch and the device of the measurement, and by signature identity the cost in
 ns, the bytes allocated, and the temporary bytes needed while the operator runs (0 if unknown). Operators in
-the file are not measured again, so decisions depend neither on the first calls nor on the machine's load.
+the file are not measured again, so decisions depend neither on the first calls nor on the machine's load. The
+same holds for copies to the host and back, if the file says what a byte takes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +21,16 @@ FORMAT = 1
 
 Costs = Mapping[str, tuple[int, int]]
 """Cost in ns and bytes of results, by the identity of a signature."""
+
+
+class Known(NamedTuple):
+    """What such a file says. host: ns for each byte that is copied to the host, and back."""
+
+    costs: Costs
+    host: tuple[float, float] | None
+
+
+UNKNOWN = Known({}, None)
 
 
 def identity(key: tuple[Any, ...]) -> str:
@@ -35,7 +46,7 @@ def costs_from(rows: Mapping[str, Sequence[Any]]) -> Costs:
     return {name: (int(row[0]), int(row[1])) for name, row in rows.items()}
 
 
-def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
+def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Known:
     """Read the costs in a file. Warn and return none if they cannot be read or do not apply here."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -47,8 +58,11 @@ def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
                 f"{path} is ignored: its costs are of torch {found['torch']} on {found['device']}, and this "
                 f"is torch {torch.__version__} on {device}"
             )
-            return {}
-        return costs_from(found["signatures"])
+            return UNKNOWN
+        host = found.get("host")
+        if host is not None:
+            host = float(host[0]), float(host[1])
+        return Known(costs_from(found["signatures"]), host)
     except (
         OSError,
         EOFError,
@@ -61,4 +75,4 @@ def read_costs(path: str, device: str, warn: Callable[[str], None]) -> Costs:
         RecursionError,
     ) as error:
         warn(f"{path} is ignored: its costs cannot be read ({error})")
-        return {}
+        return UNKNOWN

@@ -7,14 +7,13 @@ them elsewhere in the same memory would gain nothing.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.host import FILE, PINNED
+from dtrrun.core.host import FILE, PINNED, default_folder
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import AUTO_HOST, NO_HOST, format_size, format_size_up, parse_host
 
@@ -46,11 +45,16 @@ class Host:
     """The memory outside of the budget that a session may use."""
 
     def __init__(
-        self, dtr: DTR, settings: RuntimeSettings, native: ModuleType, warn: Callable[[str], None]
+        self,
+        dtr: DTR,
+        settings: RuntimeSettings,
+        native: ModuleType,
+        warn: Callable[[str], None],
+        costs: tuple[float, float] | None = None,
     ) -> None:
-        """warn: shows the user one line."""
-        self._dtr, self._native, self._warn = dtr, native, warn
-        self._modelled = settings.cost == "model"
+        """warn: shows the user one line. costs: ns for each byte out and in, if they need not be measured."""
+        self._dtr, self._native, self._warn, self._costs = dtr, native, warn, costs
+        self._modelled = settings.cost == "model" or costs is not None
         self._budget = NO_HOST if settings.budget_bytes is None else settings.host_budget
         self._where = ""
 
@@ -76,13 +80,13 @@ class Host:
     def _pin(self, nbytes: int) -> None:
         self._where = IN_PINNED
         if nbytes:
-            self._native.open_host_memory(self._dtr.ledger, nbytes, *PINNED, self._modelled)
+            self._native.open_host_memory(self._dtr.ledger, nbytes, *(self._costs or PINNED), self._modelled)
             self._dtr.eviction.constants_leave = self._say
 
     def _use_file(self, nbytes: int, folder: str) -> None:
-        self._where = IN_FILE.format(folder=folder)
+        self._where, costs = IN_FILE.format(folder=folder), self._costs or FILE
         try:
-            self._native.open_host_file(self._dtr.ledger, folder, nbytes, *FILE, self._modelled)
+            self._native.open_host_file(self._dtr.ledger, folder, nbytes, *costs, self._modelled)
         except OSError as error:
             raise OSError(NO_FOLDER.format(folder=folder, why=error.strerror)) from None
         if (kind := file_system_of(folder)) in TMPFS:
@@ -192,13 +196,6 @@ def _group_limits(root: str) -> list[tuple[int, int]]:
                 with suppress(OSError, ValueError):
                     found.append(tuple(int((here / name).read_text()) for name in names))
     return [(limit, used) for limit, used in found]
-
-
-def default_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where a file goes if the user names no folder: TMPDIR, or else /var/tmp, which is on a disk."""
-    if environ.get("TMPDIR"):
-        return environ["TMPDIR"]
-    return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
 def file_system_of(folder: str) -> str:

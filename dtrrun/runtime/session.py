@@ -25,7 +25,7 @@ from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, storage, tracebacks
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.compiled.remedy import IN_A_BLOCK, IN_A_COMMAND, remedy
-from dtrrun.runtime.costs import Costs, read_costs
+from dtrrun.runtime.costs import UNKNOWN, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.signatures import Signatures
 from dtrrun.runtime.dispatch.slow_path import Own, SlowPath
@@ -144,17 +144,17 @@ class Session:
             room_given_back=lambda: self.slow_path.tell_waiting(),
         )
         self.ledger = self.dtr.ledger
-        self.host = Host(self.dtr, settings, self._native, self.warn)
-        costs: Costs = {}
+        known = UNKNOWN
         if settings.costs is not None and settings.cost == "measured":
-            costs = read_costs(settings.costs, self.device.type, self.warn)
+            known = read_costs(settings.costs, self.device.type, self.warn)
+        self.host = Host(self.dtr, settings, self._native, self.warn, known.host)
         kernels: dict[Any, Any] = {}
         self.slow_path = SlowPath(
             self.dtr,
             Signatures(
                 self.ledger,
                 self.device.operators,
-                costs=costs,
+                costs=known.costs,
                 modelled=settings.cost == "model",
                 asks_sizes=self._recorder is not None,
             ),

@@ -13,7 +13,7 @@ from tests.bench.runs import PATIENCE, ROOT, TINY, environment, finished, share
 from tests.bench.section import Section
 
 SHARES = (70, 50, 40)
-WITH_A_FILE = (30, 15)
+WITH_A_FILE = (15, 8)
 FILE_BYTES = 4 * 10**9
 STEPS = 4
 POINTS = 10

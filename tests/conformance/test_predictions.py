@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import dtrrun
 from dtrrun.core.heuristics import STEADY
-from dtrrun.core.host import expected_host
+from dtrrun.core.host import HostMemory, expected_host
 from dtrrun.profiling.costs import write_costs
 from dtrrun.simulator.costs import costs_of, settled
 from dtrrun.simulator.live import predict
@@ -382,6 +382,12 @@ def test_measured_costs_that_are_known_make_a_run_what_was_predicted(program, tm
         assert steps_of(program, int(peak * share), **known) == live
         evictions += sum(step.evictions for step in live if step != "oom")
     assert evictions > 0
+    if program in (plain_mlp, loaded_weights):  # no lists, whose parts have costs of their own
+        host = HostMemory(HOST, 0.8, 0.3)
+        write_costs(tmp_path / "costs.gz", log, costs, host)
+        live = steps_of(program, int(peak * 0.4), host_budget=f"{HOST}B:{tmp_path}", **known)
+        assert predicted(log, int(peak * 0.4), host=host) == live
+        assert sum(step.copies_in for step in live) > 0
 
 
 @pytest.mark.parametrize("heuristic", ["h_dtr", "lru", "msps", "random"])

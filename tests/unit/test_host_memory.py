@@ -3,6 +3,7 @@
 import pytest
 
 from dtrrun import values
+from dtrrun.core.host import default_folder
 from dtrrun.runtime import host
 
 GB = 1 << 30
@@ -49,8 +50,8 @@ def test_a_machine_that_does_not_say(tmp_path):
 
 
 def test_where_a_file_goes(monkeypatch):
-    assert host.default_folder({"TMPDIR": "/scratch"}) == "/scratch"
-    assert host.default_folder({}) in ("/var/tmp", "/tmp")
+    assert default_folder({"TMPDIR": "/scratch"}) == "/scratch"
+    assert default_folder({}) in ("/var/tmp", "/tmp")
     assert host.file_system_of("/proc/self") == "proc"
 
 

@@ -7,6 +7,7 @@ import stat
 import pytest
 import torch
 
+from dtrrun.core.host import HostMemory
 from dtrrun.profiling.costs import write_costs
 from dtrrun.runtime.costs import identity, read_costs
 from dtrrun.simulator.costs import costs_of, settled
@@ -54,9 +55,11 @@ def test_written_and_read_again(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
     said = []
-    assert read_costs(str(path), "cpu", said.append) == costs_of(LOG)
+    assert read_costs(str(path), "cpu", said.append) == (costs_of(LOG), None)
     assert said == []
-    assert read_costs(str(path), "cuda", said.append) == {}
+    write_costs(path, LOG, costs_of(LOG), HostMemory(1000, 0.5, 0.25))
+    assert read_costs(str(path), "cpu", said.append) == (costs_of(LOG), (0.5, 0.25))
+    assert read_costs(str(path), "cuda", said.append) == ({}, None)
     assert "its costs are of torch" in said[0]
     assert "this is" in said[0]
 
@@ -75,7 +78,7 @@ def test_a_file_that_is_none_of_ours_is_a_warning(tmp_path, content, compressed)
     path = tmp_path / "costs.gz"
     path.write_bytes(gzip.compress(content) if compressed else content)
     said = []
-    assert read_costs(str(path), "cpu", said.append) == {}
+    assert read_costs(str(path), "cpu", said.append) == ({}, None)
     assert len(said) == 1
     assert str(path) in said[0]
 
@@ -85,13 +88,13 @@ def test_rows_that_are_wrong(tmp_path):
     content = {"format": 1, "torch": torch.__version__, "device": "cpu", "signatures": {"a": [1]}}
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
     said = []
-    assert read_costs(str(path), "cpu", said.append) == {}
+    assert read_costs(str(path), "cpu", said.append) == ({}, None)
     assert "cannot be read" in said[0]
 
 
 def test_a_missing_file(tmp_path):
     said = []
-    assert read_costs(str(tmp_path / "none"), "cpu", said.append) == {}
+    assert read_costs(str(tmp_path / "none"), "cpu", said.append) == ({}, None)
     assert len(said) == 1
 
 

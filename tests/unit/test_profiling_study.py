@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrrun.core.host import expected_host
+from dtrrun.core.host import FILE, expected_host
 from dtrrun.profiling import curve
 from dtrrun.profiling import study as module
 from dtrrun.profiling.room import budget_for, room_in
@@ -73,7 +73,8 @@ class Machine:
 def run(tmp_path, monkeypatch):
     def run(machine, **options):
         monkeypatch.setattr(module, "run_trial", machine)
-        monkeypatch.setattr(module, "write_costs", lambda path, log, costs: path.touch())
+        monkeypatch.setattr(module, "write_costs", lambda path, log, costs, host: path.touch())
+        monkeypatch.setattr(module, "file_costs", lambda folder: FILE)
         monkeypatch.setattr(
             curve, "predict", lambda log, *given, limit, host, **_: simulated(*given, limit, host)
         )
