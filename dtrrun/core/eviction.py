@@ -131,6 +131,13 @@ class Eviction:
         self.exceeded_by = self._for
         return True
 
+    def stops_waiting(self) -> bool:
+        """Under `raise`, raise the budget for the latest refusal, whatever other threads may still give back.
+
+        Returns whether that was done.
+        """
+        return self.adapting is not None and self.adapting.too_small(self._refusal)
+
     def _may_fit(self, nbytes: int) -> bool:
         return not (self.replaying and self._ledger.resident_bytes + nbytes > self.reach)
 

@@ -123,6 +123,22 @@ def test_on_the_fast_path_room_that_another_has_been_promised_is_none(meet):
     assert [tensor[0].item() for tensor in kept] == [1, 2, 3, 4]
 
 
+def test_who_waits_in_vain_for_the_others_gets_a_larger_budget(meet, monkeypatch):
+    monkeypatch.setattr("dtrrun.runtime.dispatch.slow_path.PATIENCE_SECONDS", 0.05)
+    barrier, operator = meet
+    with dtrrun.budget(4 * UNIT + UNIT // 2, over_budget="raise") as session:
+        one, kept = torch.ones(1), []
+        assert in_threads(1, lambda _: one + 1) == []
+        while_under_way(
+            barrier,
+            lambda: kept.append(operator(one)),
+            lambda: kept.append(torch.full((UNIT,), 4.0)),
+        )
+        (change,) = session.report()["budget_changes"]
+        assert 4 * UNIT + UNIT // 2 < change["least_bytes"] < change["to_bytes"] < 7 * UNIT
+        assert session.report()["peak_bytes"] <= change["to_bytes"]
+
+
 def test_what_another_thread_uses_stays_when_it_is_written_to(meet):
     barrier, operator = meet
     with dtrrun.budget("1GB") as session:

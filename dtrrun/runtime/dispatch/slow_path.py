@@ -631,13 +631,14 @@ class SlowPath:
     def others_end(self) -> bool:
         """Wait until an operator of another thread ends and its locks are released.
 
-        The caller holds the lock, which is released meanwhile. Returns False if there is none, or on timeout.
+        The caller holds the lock, which is released meanwhile. Returns False if there is none, or on timeout,
+        unless the budget has been raised instead.
         """
         if not (self.ledger.others_reserve() or self.turns.others()):
             return False
         self.waiting += 1
         try:
-            return self._ended.wait(PATIENCE_SECONDS)
+            return self._ended.wait(PATIENCE_SECONDS) or self._eviction.stops_waiting()
         finally:
             self.waiting -= 1
 
