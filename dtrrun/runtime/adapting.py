@@ -95,9 +95,10 @@ class Adapting:
         self._change(most, LOWERED.format(**sizes, where=self._where), REFUSED)
         return True
 
-    def hint(self) -> str:
-        """Return why the budget is not raised to what is needed, for the error's text."""
-        return NO_MORE.format(where=self._where, most=format_size(max(self._device.most_bytes(), 0)))
+    def hint(self, least: int) -> str:
+        """Return why the budget is not raised to so many bytes, for the error's text; "" if it could be."""
+        most = self._device.most_bytes()
+        return "" if least <= most else NO_MORE.format(where=self._where, most=format_size(most))
 
     @property
     def _where(self) -> str:

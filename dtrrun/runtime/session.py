@@ -542,7 +542,7 @@ class Session:
         rehearsal = Rehearsal(self.dtr, self._heuristic, inputs) if is_first else None
         of_device, of_collector = self.device.hint(), "" if gc.isenabled() else UNCOLLECTED
         if self.adapting is not None:
-            of_device = ". ".join(filter(None, (of_device, self.adapting.hint())))
+            of_device = ". ".join(filter(None, (of_device, self.adapting.hint(error.least_budget_bytes))))
 
         def advice(error: BudgetError) -> Advice:
             try:
