@@ -832,8 +832,8 @@ class Session:
         """What holds the peak, under `--peak`."""
         return None if self._at_peak is None else self._at_peak.table
 
-    def optimizers(self) -> int:
-        """Return how many optimizers have stepped."""
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that have stepped."""
         return self._labels.optimizers
 
     def pinned(self, *, lately: bool = False) -> list[Row]:

@@ -1,6 +1,7 @@
 """What is said to hold the peak (`--peak`, `dtrrun peak`) is what holds it."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from torch.profiler._memory_profiler import _CATEGORY_TO_INDEX, MemoryProfileTim
 from torch.utils.checkpoint import checkpoint
 
 import dtrrun
+from dtrrun.runtime.observe import holding
+from dtrrun.runtime.observe.training_memory import find_training
 from dtrrun.telemetry.holding import CLASSES
 
 HERE = Path(__file__).name
@@ -245,3 +248,26 @@ def test_nothing_is_noted_before_and_after():
         program.run(2)
         assert session.slow_path.calls.mode == 0
         assert nn.Module.__call__ is call
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_all_objects_are_searched_only_for_what_nothing_explains(monkeypatch, hidden):
+    """The search takes most of a look's time. A graph that no variable leads to is found by it alone."""
+    searches = []
+
+    def counted(*args):
+        searches.append(args)
+        return find_training(*args)
+
+    monkeypatch.setattr(holding, "find_training", counted)
+
+    class Hiding(Steps):
+        def step(self, batch=BATCH):
+            if hidden:
+                # Variables within a partial are not looked at.
+                self.ahead = partial(print, self.net(torch.randn(4 * batch, 16, WIDTH)).sum())
+            super().step(batch)
+
+    classes = by_class(found_in(Hiding()))
+    assert bool(searches) == hidden
+    assert classes["temporaries"] < classes["saved for backward"]

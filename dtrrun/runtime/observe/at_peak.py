@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dtrrun.runtime.observe import holding, plan
 from dtrrun.runtime.observe.callers import LINES, MEMORY, STORAGES, Call, Callers
+from dtrrun.runtime.observe.holders import graphs_near_by
 from dtrrun.runtime.observe.holding import Facts, Held, Now, Program
 from dtrrun.runtime.observe.layers import Seen, Step
-from dtrrun.runtime.observe.training_memory import in_backward, in_optimizer
+from dtrrun.runtime.observe.training_memory import in_backward, in_optimizer, training_of
 
 if TYPE_CHECKING:
     from dtrrun.runtime.session import Session
@@ -25,6 +26,9 @@ MORE = 1.02
 """When the program takes so much more than at the last look, there is another one."""
 LOOKS = 8
 """So many in a step at most."""
+UNEXPLAINED = 0.01
+"""The share of the peak from which all of Python's objects are searched for what nothing else explains. That
+takes most of a look's time."""
 STEPS = 6
 """In so many steps at most, a look is tried."""
 TOGETHER = 4
@@ -64,7 +68,7 @@ class AtPeak:
         """
         if os.environ.get("WORLD_SIZE", "1") == "1":
             return self.done
-        return self._session.steps.count >= TOGETHER * max(self._session.optimizers(), 1)
+        return self._session.steps.count >= TOGETHER * max(len(self._session.optimizers()), 1)
 
     def install(self) -> None:
         self._callers.notes.look = self._look
@@ -92,7 +96,7 @@ class AtPeak:
                 self._finish()
                 return
         # A program with several optimizers has as many kinds of steps.
-        kinds = max(self._session.optimizers(), 1)
+        kinds = max(len(self._session.optimizers()), 1)
         if len(self._peaks) > kinds or self._given is not None:
             if self._tries >= STEPS:
                 self._finish()
@@ -135,7 +139,10 @@ class AtPeak:
         inputs = [one for reference in callers.inputs if (one := reference()) is not None]
         now = Now(ledger.age, self._began, inputs, self._is_backward, self._in_module, callers.entered)
         try:
-            held = holding.hold(ledger, now, Program.look(ledger.device_type))
+            known = training_of(self._session.optimizers(), callers.modules, ledger.device_type)
+            held = holding.hold(ledger, now, Program(known, graphs_near_by(), set()))
+            if held.unexplained > UNEXPLAINED * held.nbytes:
+                held = holding.hold(ledger, now, Program.look(ledger.device_type))
             self.found = self._told(held)
             plans = plan.plans(held, self._origin, callers.maker_of)
             self._seen = Seen(ledger.age, held.nbytes, held.classes, plans)

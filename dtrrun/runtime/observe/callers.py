@@ -116,6 +116,11 @@ class Callers:
     def _told(self, module: int, line: str, backward: bool) -> Call:
         return Call(self._names[module] or (BACKWARD if backward else ""), line, backward)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The outermost modules that have been called while lines were noted."""
+        return [*self._numbers]
+
     # -- modules ---------------------------------------------------------------------------------
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

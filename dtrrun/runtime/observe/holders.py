@@ -7,11 +7,12 @@ bounded. Made when an error or the last table is written, so nothing is tracked 
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import sysconfig
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -24,20 +25,26 @@ import torch
 
 from dtrrun.runtime.compiled.generated import MET
 from dtrrun.runtime.guards import below
-from dtrrun.runtime.storage import storage_of
+from dtrrun.runtime.observe.training_memory import BUFFER, PARAMETER, has_graph
+from dtrrun.runtime.storage import instances, storage_of
 
 LONGEST_NS = 50_000_000
 """Processor time that a search may take."""
 MOST_ITEMS = 10_000
 """How many items of one container are looked at."""
 SEQUENCES = (list, tuple, set, frozenset, deque)
-ATOMS = (int, float, complex, str, bytes, bytearray, bool, type(None), ModuleType, torch.dtype, torch.device)
+ATOMS = frozenset(
+    {int, float, complex, str, bytes, bytearray, bool, type(None), ModuleType, torch.dtype, torch.device}
+)
+CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset, deque})
 TRACERS = sys.gettrace, sys.getprofile, threading.gettrace, threading.getprofile
 OPTIMIZERS = "torch.optim"
 OURS = "dtrrun"
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-ATTRIBUTES = {"_parameters", "_buffers", "_modules"}
-"""The dicts in which `nn.Module` keeps what the program sees as attributes."""
+ATTRIBUTES = {"_parameters": PARAMETER, "_buffers": BUFFER, "_modules": ""}
+"""The dicts in which `nn.Module` keeps what the program sees as attributes, and what these are for it."""
+NEAR_BY = 2
+"""How deep containers in a function's variables are searched for tensors with a graph."""
 
 
 class Holder(NamedTuple):
@@ -50,10 +57,14 @@ class Holder(NamedTuple):
     of_optimizer: bool = False  # a variable of an optimizer's step
     of_library: bool = False  # a variable of a function that is not the program's
     generated: bool = False  # by torch.compile
+    role: str = ""  # of a module's tensor
 
     def __str__(self) -> str:
         graph = "the graph of " if self.by_graph else ""
         return f"{graph}`{self.variable}` {self.place}"
+
+
+_NOBODY = Holder("", "", container=False)
 
 
 class _Found(NamedTuple):
@@ -143,6 +154,40 @@ class Search:
             pending += [one for one, _ in node.next_functions]
 
 
+def graphs_near_by() -> list[torch.Tensor]:
+    """Return the tensors with a graph that are new, or in variables of functions under way, or in containers
+    there.
+
+    What else the present step has computed is in the graphs of these, as a rule. New ones may be arguments
+    that no variable has. The collector's two young generations are small.
+    """
+    young = instances([*gc.get_objects(0), *gc.get_objects(1)], (torch.Tensor,))
+    found: list[torch.Tensor] = [one for one in young if has_graph(one)]
+    seen: set[int] = set()
+
+    def collect(value: Any, depth: int) -> None:
+        cls = type(value)
+        if cls in ATOMS or id(value) in seen:
+            return
+        seen.add(id(value))
+        if issubclass(cls, torch.Tensor):
+            if has_graph(value):
+                found.append(value)
+        elif depth and issubclass(cls, (dict, *SEQUENCES)):
+            inside = dict.values(value) if issubclass(cls, dict) else _members(value, cls)
+            for one in list(islice(inside, MOST_ITEMS)):
+                collect(one, depth - 1)
+        elif depth == NEAR_BY:
+            with suppress(AttributeError):
+                collect(object.__getattribute__(value, "__dict__"), depth - 1)
+
+    with (guard := below()), guard, torch._C.DisableTorchFunction():
+        for frame in _running(None):
+            for value, _ in _locals(frame, _NOBODY):
+                collect(value, NEAR_BY)
+    return found
+
+
 def saved_by_graphs(tensors: Iterable[torch.Tensor], key_of: Callable[[Any], int]) -> dict[int, list[int]]:
     """Return what autograd has saved in the graphs of these tensors: by storage, the numbers of the nodes."""
     found: dict[int, list[int]] = {}
@@ -193,13 +238,15 @@ def _inside(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
     if issubclass(cls, dict):
         inside = holder._replace(container=True)
         for key, one in list(islice(dict.items(value), MOST_ITEMS)):
+            if _is_nothing(one):
+                continue
             shown = f"{name}[{key!r}]" if type(key) in (str, int) else name
             yield _Found(one, inside._replace(variable=shown))
     elif issubclass(cls, SEQUENCES):
         inside = holder._replace(container=True)
-        base = next(one for one in SEQUENCES if issubclass(cls, one))
-        for one in list(islice(base.__iter__(value), MOST_ITEMS)):
-            yield _Found(one, inside)
+        for one in list(islice(_members(value, cls), MOST_ITEMS)):
+            if not _is_nothing(one):
+                yield _Found(one, inside)
     elif cls is FunctionType:
         yield from _cells(value, holder)
     elif cls is MethodType:
@@ -216,6 +263,17 @@ def _inside(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
         yield from _attributes(value, cls, holder)
 
 
+def _is_nothing(value: Any) -> bool:
+    """Return whether a value refers to nothing: a number, a text, an empty container."""
+    cls = type(value)
+    return cls in ATOMS or (cls in CONTAINERS and not value)
+
+
+def _members(value: Any, cls: type) -> Iterator[Any]:
+    base: Any = next(one for one in SEQUENCES if issubclass(cls, one))
+    return iter(base.__iter__(value))
+
+
 def _attributes(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
     try:
         attributes = object.__getattribute__(value, "__dict__")
@@ -223,9 +281,12 @@ def _attributes(value: Any, cls: type, holder: Holder) -> Iterator[_Found]:
         attributes = None
     if type(attributes) is dict:
         for attribute, one in list(islice(attributes.items(), MOST_ITEMS)):
+            if _is_nothing(one):  # as most attributes of a module are
+                continue
             if attribute in ATTRIBUTES and type(one) is dict:
+                role = ATTRIBUTES[attribute]
                 for inner, two in list(one.items()):
-                    yield _Found(two, holder._replace(variable=f"{holder.variable}.{inner}"))
+                    yield _Found(two, holder._replace(variable=f"{holder.variable}.{inner}", role=role))
             elif type(attribute) is str:
                 yield _Found(one, holder._replace(variable=f"{holder.variable}.{attribute}"))
     for base in cls.__mro__:

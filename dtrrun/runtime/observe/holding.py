@@ -88,13 +88,15 @@ class Program(NamedTuple):
 class Held(NamedTuple):
     """What was in memory, or evicted. versions: of the program's storages. classes, holders: by key.
 
-    savers: by key, the numbers of the nodes in autograd's graph that have saved it.
+    savers: by key, the numbers of the nodes in autograd's graph that have saved it. unexplained: bytes of
+    which it was not found why they are there.
     """
 
     versions: list[Any]
     classes: dict[int, str]
     holders: dict[int, Holder]
     savers: dict[int, list[int]]
+    unexplained: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -119,17 +121,22 @@ def hold(ledger: Ledger, now: Now, program: Program, longest_ns: int = LONGEST_N
             classes[one.key] = words.TEMPORARIES
     wanted = {one.key for one in versions if one.key not in classes} | also
     holders = Search(wanted, ledger.key_of, longest_ns).run(traceback) if wanted else {}
+    unexplained = 0
     for one in versions:
         if one.key not in classes:
-            classes[one.key] = _by_holder(one, holders.get(one.key), now, one.key in savers)
-    return Held(versions, classes, holders, savers)
+            holder, saved = holders.get(one.key), one.key in savers
+            classes[one.key] = _by_holder(one, holder, now, saved)
+            # What a backward pass has made may be on its way within autograd.
+            if holder is None and not saved and not now.is_backward(one) and classes[one.key] != words.BATCH:
+                unexplained += one.nbytes
+    return Held(versions, classes, holders, savers, unexplained)
 
 
 def _by_role(one: Any, role: str, now: Now, batch: Collection[int]) -> str:
     if role in OF_ROLES:
         return OF_ROLES[role]
-    if one.pin == GRADIENT:
-        return words.GRADIENTS
+    if one.pin in (GRADIENT, PARAMETER):
+        return OF_ROLES[one.pin]
     if one.key in batch and not now.in_module(one):  # a loss is a module, too
         return words.BATCH
     return ""
@@ -145,6 +152,8 @@ def _is_batch(one: Any, now: Now) -> bool:
 def _by_holder(one: Any, holder: Holder | None, now: Now, saved: bool) -> str:
     if holder is not None and holder.of_optimizer:
         return words.TEMPORARIES
+    if holder is not None and holder.role:
+        return OF_ROLES[holder.role]
     is_new = one.age >= now.began
     if _is_batch(one, now) and not (holder is not None and holder.container):
         return words.BATCH

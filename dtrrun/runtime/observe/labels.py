@@ -78,9 +78,9 @@ class Labels:
             self._optimizers[number] = weakref.ref(optimizer, lambda _: forget(number, None))
 
     @property
-    def optimizers(self) -> int:
-        """How many optimizers have stepped and are still there."""
-        return len(self._optimizers)
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have stepped and are still there."""
+        return [one for it in [*self._optimizers.values()] if (one := it()) is not None]
 
     def rows(self, *, lately: bool = False) -> list[Row]:
         """Return what stays, the largest first. The roles are those known without a search.

@@ -202,6 +202,19 @@ def find_training(device_type: str, tensors: list[torch.Tensor] | None = None) -
     return Training([*parameters.values()], optimizers, learns, device_type, buffers)
 
 
+def training_of(
+    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module], device_type: str
+) -> Training:
+    """Return what these optimizers and modules train, without a search of the program's objects."""
+    optimizers = list(optimizers)
+    parts = [part for module in modules for part in module.modules()]
+    given = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    given += [one for part in parts for one in part._parameters.values()]
+    parameters = {id(one): one for one in given if one is not None and _is_parameter(one, device_type)}
+    buffers = [one for part in parts for one in _tensors(part._buffers.values(), device_type)]
+    return Training([*parameters.values()], optimizers, True, device_type, buffers)
+
+
 def has_graph(tensor: torch.Tensor) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         try:
