@@ -177,7 +177,7 @@ def test_names_the_heuristic_and_says_where_it_comes_from(rule: Any, words: str)
     assert line.removeprefix("heuristic").strip() == words
     page = tables(report)["figures"]
     assert ("native", "96.5 %", "of 1,000 operators") in page
-    name, _, settings = RULE["heuristic"].removesuffix(")").partition("(")
+    name, _, settings = RULE["heuristic"].removesuffix(")").replace(",", ", ").partition("(")
     remark = words.partition("  (")[2].removesuffix(")")
     assert [row for row in page if row[0] == "heuristic"] == [("heuristic", name, f"{remark}; {settings}")]
 

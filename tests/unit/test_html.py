@@ -223,7 +223,7 @@ def test_the_rule_is_named_and_there_is_one_total():
     name = "h_chain(c=ancestors,s=0.6,next=0,released=alike)"
     rule = {"heuristic": name, "since_step": 4, "source": "repeating"}
     text = shown_text(report_of(snapshot(tables={"rule": rule}, ended=True)))
-    facts = "the default for steps that are alike; since step 4; c=ancestors,s=0.6,next=0,released=alike"
+    facts = "the default for steps that are alike; since step 4; c=ancestors, s=0.6, next=0, released=alike"
     assert f"heuristic h_chain {facts}" in text
     assert "1.80 × per step, median without the first; 1.33 × with the start" in text
     assert "of 23.4 s in all time" in text
@@ -251,6 +251,25 @@ def test_each_wide_table_has_a_form_for_a_phone():
     }
     assert wide == {"cost", "modules", "facts"}
     assert all(f".{name} tr" in narrow for name in (*wide, "held", "settings"))
+
+
+def test_the_budget_is_drawn_as_it_was_at_each_moment():
+    one = snapshot(4711, ended=True, budget_bytes=70)
+    one.tables["budget_changes"] = [
+        {
+            "seconds": 2.0,
+            "step": 1,
+            "from_bytes": 50,
+            "to_bytes": 90,
+            "reason": "too small",
+            "least_bytes": 80,
+        },
+        {"seconds": 4.0, "step": 2, "from_bytes": 90, "to_bytes": 70, "reason": "refused"},
+    ]
+    timeline = {"processes": [process_timeline(), process_timeline(1)]}
+    drawn = charts(report_of(one, snapshot(1, budget_bytes=-1), timeline=timeline), None)["processes"]
+    assert [process["budgets"] for process in drawn] == [[[0, 50], [2.5, 90], [4.5, 70]], []]
+    assert charts(report_of(timeline=timeline), None)["processes"][0]["budgets"] == [[0, 200_000_000]]
 
 
 def test_the_curve_of_a_profile():

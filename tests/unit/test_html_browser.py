@@ -97,6 +97,18 @@ def test_a_phone_shows_every_column_and_each_legend_in_two(show):
     assert opened.page.evaluate(legends) == [2, 2, 2]
 
 
+def test_the_budget_changes_in_the_chart(show):
+    report = report_of(timeline={"processes": [process_timeline(samples=30)]})
+    report["processes"][0]["budget_changes"] = [
+        {"seconds": 123_456_799.0, "from_bytes": 150_000_000, "to_bytes": 200_000_000}
+    ]
+    opened = show(page(report))
+    assert opened.complaints == []
+    found = "JSON.parse(document.getElementById('data').textContent).processes[0]"
+    drawn = opened.page.evaluate(f"dtrrunCharts.memory({found}).data.at(-1)")
+    assert drawn == 11 * [150_000_000] + 19 * [200_000_000]
+
+
 def test_charts_follow_the_width(show):
     opened = show(example())
     wide = opened.page.evaluate(POSITIONS)

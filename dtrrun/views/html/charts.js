@@ -63,9 +63,9 @@ const dtrrunCharts = (() => {
     const both = samples.evicted_bytes.map((value, place) => value + samples.resident_most_bytes[place]);
     const data = [at, samples.evictions, samples.rematerializations, samples.resident_most_bytes,
       samples.resident_least_bytes, samples.evictable_bytes, samples.pinned_bytes, both];
-    if (process.budget_bytes != null) {
-      series.push(line("budget", "budget", { dash: [8, 5] }));
-      data.push(at.map(() => process.budget_bytes));
+    if (process.budgets.length) {
+      series.push(line("budget", "budget", { dash: [8, 5], paths: uPlot.paths.stepped({ align: 1 }) }));
+      data.push(at.map((moment) => process.budgets.findLast(([since], place) => !place || since <= moment)[1]));
     }
     const boundaries = (plot) => {
       const least = 6 * devicePixelRatio;

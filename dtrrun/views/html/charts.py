@@ -31,8 +31,8 @@ Json = dict[str, Any]
 def charts(report: Mapping[str, Any], profile: Mapping[str, Any] | None) -> Json:
     """Return the data that `charts.js` reads."""
     timeline = report.get("timeline") or {"processes": []}
-    budgets = {process["pid"]: process["budget_bytes"] for process in report["processes"]}
-    found = [_process(process, budgets.get(process["pid"])) for process in timeline["processes"]]
+    by_pid = {process["pid"]: process for process in report["processes"]}
+    found = [_process(process, by_pid.get(process["pid"], {})) for process in timeline["processes"]]
     found.sort(key=lambda process: process["order"])
     while sum(map(_size, found)) > MOST_VALUES:
         found = [_halved(process) for process in found]
@@ -86,13 +86,26 @@ def _slowdown(found: Any) -> float | None:
     return None if value is None else _number(value)
 
 
-def _process(process: Mapping[str, Any], budget: Any) -> Json:
+def _budgets(of_report: Mapping[str, Any], start: float) -> list[list[float]]:
+    """Return the budgets of a process: from which second of the run on, and bytes. Empty if it had none.
+
+    of_report: what the report says of it. start: when its runtime became active, in seconds of the run.
+    """
+    changes = of_report.get("budget_changes") or ()
+    first = changes[0]["from_bytes"] if changes else of_report.get("budget_bytes")
+    if first is None:
+        return []
+    later = [[start + _number(row["seconds"]), _number(row["to_bytes"])] for row in changes]
+    return [[0, _number(first)], *later]
+
+
+def _process(process: Mapping[str, Any], of_report: Mapping[str, Any]) -> Json:
     samples, steps, rank = process["samples"], process["steps"], process["rank"]
     seconds = steps["seconds"]
     return {
         "label": f"process {plain(process['pid'], 12)}" if rank is None else f"rank {plain(rank, 8)}",
         "order": rank if isinstance(rank, int) else 0,
-        "budget_bytes": None if budget is None else _number(budget),
+        "budgets": _budgets(of_report, _number(process["start"])),
         "samples": {name: _numbers(samples.get(name, ())) for name in SAMPLES},
         "steps": {name: _numbers(steps.get(name, ())) for name in ("first", "last", "count", "ended")}
         | {part: _numbers(seconds.get(part, ())) for part in SHARES},

@@ -108,7 +108,7 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
         yield (
             "heuristic",
             name,
-            "; ".join(filter(None, (facts.removesuffix(")"), settings.removesuffix(")")))),
+            "; ".join(filter(None, (facts.removesuffix(")"), settings.removesuffix(")").replace(",", ", ")))),
         )
     if native := native_share(report):
         share_of, _, rest = native.partition(" of ")
