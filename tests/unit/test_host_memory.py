@@ -1,5 +1,7 @@
 """How much of the host's memory may be used, and where."""
 
+import resource
+
 import pytest
 
 from dtrrun import values
@@ -43,6 +45,19 @@ def test_groups_of_the_first_version(tmp_path):
     names = ("memory__memory.limit_in_bytes", 9 * GB), ("memory__memory.usage_in_bytes", GB)
     root = machine(tmp_path, group="3:cpu:/a\n2:memory:/\n", **dict(names))
     assert host.share_of_memory({}, root) == 4 * GB
+
+
+@pytest.mark.parametrize(("kind", "pages"), [(resource.RLIMIT_AS, 1000), (resource.RLIMIT_DATA, 500)])
+def test_the_limits_of_the_process_hold(tmp_path, monkeypatch, kind, pages):
+    root = machine(tmp_path)
+    (tmp_path / "proc/self/statm").write_text("1000 900 10 1 0 500 0\n")
+    free = resource.RLIM_INFINITY
+    limits = {kind: (3 * GB + pages * resource.getpagesize(), free)}
+    monkeypatch.setattr(resource, "getrlimit", lambda one: limits.get(one, (free, free)))
+    assert host.memory_left({}, root) == 3 * GB
+    assert host.memory_left({"LOCAL_WORLD_SIZE": "3"}, root) == GB
+    limits.clear()
+    assert host.memory_left({}, root) == 64 * GB
 
 
 def test_a_machine_that_does_not_say(tmp_path):
