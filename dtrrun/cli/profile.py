@@ -234,7 +234,7 @@ def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
             return _script_failed(failed.trial, f"with {variation.low} inside {format_size(budget)}")
         result = variation_result(variation, words)
         if variation.best is not None:
-            target = with_value(words, variation.template, variation.best)
+            target = with_value(words, variation.template, variation.certain or variation.best)
             host = variation.settings.host_budget
             options = [] if host in (AUTO_HOST, NO_HOST) else ["--host-budget", host]
             result["run"] = ["dtrrun", "--budget", f"{budget}B", *options, *target]

@@ -111,7 +111,12 @@ def variation_result(variation: Variation, words: Sequence[str]) -> dict[str, An
         "range": [variation.low, variation.high],
         "target_budget_bytes": variation.settings.budget_bytes,
         "largest": variation.best,
+        "certain": variation.certain,
+        "margin_budget_bytes": variation.margin_budget,
         "values": [{"value": value, **_trial(trial)} for value, trial in sorted(variation.tried.items())],
+        "with_margin": [
+            {"value": value, **_trial(trial)} for value, trial in sorted(variation.with_margin.items())
+        ],
     }
 
 

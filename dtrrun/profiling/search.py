@@ -93,6 +93,24 @@ def _on_ladder(works: Callable[[int], bool], start: int, top: int) -> int:
     return rung(good)
 
 
+def largest_below(check: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return a value near the largest that passes; None if not even `low` does. `high` passes most likely.
+
+    Goes down from `high` in steps of 5 %, and then halves the last step a few times.
+    """
+    good, bad = high, high + 1
+    while not check(good):
+        if good == low:
+            return None
+        good, bad = max(min(below(good), good - 1), low), good
+    for _ in range(NEARER):
+        middle = (good + bad) // 2
+        if middle == good:
+            break
+        good, bad = (middle, bad) if check(middle) else (good, middle)
+    return good
+
+
 def largest(check: Callable[[int], bool], low: int, high: int) -> int | None:
     """Return a value that fits: `high`, or one from `low` on whose successor fails; None if `low` fails.
 

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dtrrun.profiling.search import largest
+from dtrrun.profiling.search import largest, largest_below
 from dtrrun.profiling.study import ScriptFailed
 from dtrrun.profiling.trial import FAILED, OK, Trial, run_trial
 from dtrrun.profiling.vary import with_value
 from dtrrun.settings import RuntimeSettings
+
+MARGIN_PERCENT = 5
+"""A value is certain if it also works in a budget that is smaller by this much: a step may need more."""
 
 
 def _nothing(variation: Variation) -> None:
@@ -34,6 +37,10 @@ class Variation:
     left: float | None = None
     tried: dict[int, Trial] = field(default_factory=dict)
     best: int | None = None
+    with_margin: dict[int, Trial] = field(default_factory=dict)
+    """Those in a budget that is smaller by the margin."""
+    certain: int | None = None
+    """The largest value that works there; None if none does, or none was tried yet."""
     complete: bool = False
     started: float = field(default_factory=time.monotonic)
 
@@ -47,22 +54,40 @@ class Variation:
         Raises LaunchError; ScriptFailed if the program itself fails with the least value.
         """
         self.best = largest(self._fits, self.low, self.high)
+        if self.best is not None:
+            self.certain = largest_below(self._fits_with_margin, self.low, self.best)
         self.complete = True
 
+    @property
+    def margin_budget(self) -> int:
+        """Return the budget less the margin, in bytes."""
+        assert self.settings.budget_bytes is not None
+        return self.settings.budget_bytes * (100 - MARGIN_PERCENT) // 100
+
     def _fits(self, value: int) -> bool:
-        self.now = " ".join(self.template).replace("{}", str(value))
-        self.left = self._left()
-        settings = replace(self.settings, max_slowdown=self.limit, on_thrash="stop")
-        command = with_value(self.command, self.template, value)
-        trial = run_trial(settings, command, self._patience(value), lambda: self.attend(self))
-        if trial.status == OK and not trial.steps:
-            trial = replace(trial, status=FAILED)
-        self.tried[value] = trial
+        trial = self.tried[value] = self._try(value, self.settings)
         if value == self.low and trial.status == FAILED:
             raise ScriptFailed(trial)
         if trial.status == OK:
             self.best = max(value, self.best or 0)
         return trial.status == OK
+
+    def _fits_with_margin(self, value: int) -> bool:
+        trial = self._try(value, replace(self.settings, budget_bytes=self.margin_budget))
+        self.with_margin[value] = trial
+        if trial.status == OK:
+            self.certain = max(value, self.certain or 0)
+        return trial.status == OK
+
+    def _try(self, value: int, settings: RuntimeSettings) -> Trial:
+        self.now = " ".join(self.template).replace("{}", str(value))
+        self.left = self._left()
+        settings = replace(settings, max_slowdown=self.limit, on_thrash="stop")
+        command = with_value(self.command, self.template, value)
+        trial = run_trial(settings, command, self._patience(value), lambda: self.attend(self))
+        if trial.status == OK and not trial.steps:
+            trial = replace(trial, status=FAILED)
+        return trial
 
     def _patience(self, value: int) -> float:
         """Return a time limit that allows for thrashing, assuming time proportional to the value."""

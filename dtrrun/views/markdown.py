@@ -38,6 +38,12 @@ def of_smoke(title: str, checks: Sequence[Mapping[str, Any]], passed: bool) -> s
     return head + "".join(lines)
 
 
+def _certain(result: Mapping[str, Any]) -> str:
+    if result["certain"] is None:
+        return ""
+    return f"; {result['certain']:,} also works in {format_size(result['margin_budget_bytes'])}"
+
+
 def of_profile(result: Mapping[str, Any]) -> str:
     """Return what `dtrrun profile` has found (docs/profile.md)."""
     head = f"### dtrrun profile: {escaped(' '.join(result['target']))}\n\n"
@@ -47,7 +53,7 @@ def of_profile(result: Mapping[str, Any]) -> str:
             for row in result["values"]
         ]
         largest = "none fits" if result["largest"] is None else f"the largest is {result['largest']:,}"
-        said = f"In {format_size(result['target_budget_bytes'])}, {largest}.\n\n"
+        said = f"In {format_size(result['target_budget_bytes'])}, {largest}{_certain(result)}.\n\n"
         return head + said + table((escaped(" ".join(result["vary"])), "peak", "slowdown", "status"), rows)
     peak = result["plain_peak_bytes"]
     if peak is None:

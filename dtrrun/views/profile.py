@@ -152,6 +152,13 @@ def _varied(result: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text(f"in a budget of {_bytes(result['target_budget_bytes'])}")
     yield ""
     yield table
+    if result["with_margin"]:
+        margin = format_size(result["margin_budget_bytes"])
+        yield ""
+        if (certain := result["certain"]) is None:
+            yield Text(f"certain: none that was tried works in {margin}, too")
+        else:
+            yield Text(f"certain: {certain:,}, which works in {margin}, too", style="bold")
 
 
 def _on_host(point: Mapping[str, Any]) -> int:

@@ -91,7 +91,12 @@ def test_the_largest_value_that_fits(profile, mlp, tmp_path):
     tried = {row["value"]: row["status"] for row in found["values"]}
     assert tried[found["largest"]] == "ok"
     assert found["largest"] == 513 or tried[found["largest"] + 1] != "ok"
-    assert found["run"][-2:] == ["--batch-size", str(found["largest"])]
+    in_less = {row["value"]: row["status"] for row in found["with_margin"]}
+    assert found["margin_budget_bytes"] == 7_600_000
+    certain = found["certain"]
+    assert (certain is None and in_less[512] != "ok") or in_less[certain] == "ok"
+    assert all(row["peak_bytes"] <= 7_600_000 for row in found["with_margin"])
+    assert found["run"][-2:] == ["--batch-size", str(certain or found["largest"])]
     run = profile("--target-budget", "1MB", *words[2:], mlp)
     assert run.status == 3
     assert run.ours == ["not even 512 fits into 1 MB"]

@@ -167,6 +167,7 @@ def test_values_of_an_option():
     variation = Variation(["python", "train.py"], settings, ["--batch-size", "{}"], 8, 512, 3.0)
     variation.tried = {8: trial(), 16: trial(slowdown=1.3), 32: trial("too small"), 24: trial("failed")}
     variation.best, variation.complete = 16, True
+    variation.with_margin, variation.certain = {16: trial("too small"), 15: trial()}, 15
     result = variation_result(variation, ["train.py"])
     assert [row["value"] for row in result["values"]] == [8, 16, 24, 32]
     assert result["largest"] == 16

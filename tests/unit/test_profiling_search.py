@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrrun.profiling.search import above, below, certified, find_minimum, largest, least
+from dtrrun.profiling.search import above, below, certified, find_minimum, largest, largest_below, least
 
 
 @given(st.integers(1, 10**13))
@@ -130,3 +130,17 @@ def test_values_are_doubled_then_halved():
     runner = Runner(lambda value: value <= 100)
     assert largest(runner, 8, 512) == 100
     assert runner.runs == [8, 16, 32, 64, 128, 96, 112, 104, 100, 102, 101]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "limit"), [(1, 1, 1), (1, 7, 3), (8, 512, 512), (8, 512, 470), (8, 512, 9)]
+)
+def test_the_largest_value_below(low, high, limit):
+    tried = []
+    found = largest_below(lambda value: tried.append(value) or value <= limit, low, high)
+    assert found in tried
+    assert len(tried) == len(set(tried))
+    assert found <= limit
+    above_it = [value for value in tried if value > limit]
+    assert found == high or min(above_it) <= max(found * 1.02, found + 1)
+    assert largest_below(lambda _: False, low, high) is None
