@@ -327,6 +327,22 @@ def test_what_is_said_to_be_enough_to_keep_all_here_is_enough(tmp_path):
             assert session.report()["copies_out"] == 0
 
 
+def test_the_advised_budget_has_room_for_the_largest_update_and_not_much_more(tmp_path):
+    def program():
+        model = nn.Sequential(nn.Linear(16, 4096), nn.Linear(4096, 4))
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        train(model, lambda: (torch.randn(2, 16), torch.randn(2, 4)), optimizer, 2)
+
+    update, host = 3 * 4 * 16 * 4096, f"100MB:{tmp_path}"
+    with pytest.raises(dtrrun.BudgetError) as raised, dtrrun.budget(update - 1000, host_budget=host):
+        program()
+    advised = raised.value.expected_bytes
+    assert update < advised < 1.2 * update
+    with dtrrun.budget(advised, host_budget=host) as session:
+        program()
+        assert session.report()["copies_in"] > 0
+
+
 def test_a_forked_child_reads_what_has_left(tmp_path):
     """The parent goes on, and writes elsewhere meanwhile."""
     with dtrrun.budget(2 * WEIGHTS, host_budget=f"100MB:{tmp_path}") as session:

@@ -213,14 +213,22 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
 
 def _beside_the_host(refused: Refused, plain: Plain, growth: int) -> Advised:
     """Return the budgets for a program whose constants leave for the host: operators' tensors have to fit."""
-    ledger, signatures, _, error, inputs, _, _ = refused
+    ledger, signatures, training, error, inputs, _, _ = refused
     beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0) + growth
     seen: Iterable[Any] = ledger.versions.values()
     stays = sum(one.nbytes for one in seen if one.resident and one.operation is None and not one.leaves)
     stays += sum(ledger.pinned_blocks().values()) + beside
-    calls = [Sizes(one, set()) for one in signatures if not one.operator.view]
-    known = [*calls, *(Recorded(one, set()) for one in _operations(ledger, inputs))]
-    most = max((one.nbytes + one.waiting for one in known if not one.updates), default=0)
+    parameters = {_shape(tuple(one.shape)) for one in training.parameters}
+    recorded = [Recorded(one, set()) for one in _operations(ledger, inputs)]
+    needs = [one.nbytes + one.waiting for one in recorded if not one.updates]
+    for one in signatures:
+        call = Sizes(one, set())
+        if one.operator.view or call.updates:
+            continue
+        # An optimizer's update of one weight reads nothing that may have to be computed again.
+        alone = one.operator.mutates and not Sizes(one, parameters).inputs
+        needs.append(call.nbytes + (0 if alone else call.waiting))
+    most = max(needs, default=0)
     expected = int(MARGIN * max(stays + most, error.least_bytes))
     advised = Advised.of(error.least_bytes, expected, expected, plain.run + beside if plain.run else 0, 1.0)
     return advised if plain.run else advised._replace(basis=SO_FAR + (POOLS if growth else ""))
