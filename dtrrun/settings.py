@@ -172,9 +172,10 @@ class RuntimeSettings:
         "error",
     )
     host_budget: str = option(
-        "How much weights, gradients and optimizer state may take outside of the device, once nothing else "
-        "can be evicted: 20GB of pinned memory for a GPU; 20GB:FOLDER of a file in that folder for a budget "
-        "on the CPU; none; or half of what is free for a GPU, and none on the CPU (auto).",
+        "How much may be copied out of the device: weights, gradients and optimizer state once nothing else "
+        "can be evicted, and what takes longer to recompute than to copy. 20GB of pinned memory for a GPU; "
+        "20GB:FOLDER of a file in that folder for a budget on the CPU; none; or, for what cannot be "
+        "recomputed only, half of what is free for a GPU and none on the CPU (auto).",
         BUDGET,
         "auto",
         read=values.host_budget,

@@ -81,6 +81,7 @@ class ModelPolicy:
     def __init__(self, heuristic: Heuristic, latest: bool = False) -> None:
         self.heuristic, self._latest = heuristic, latest
         self.foresight: ModelForesight | None = None
+        self._copy_cost: Callable[[Node], int | None] = lambda _: None
         self._pool: list[Node] = []
         self._absent: dict[int, Absent] = {}
 
@@ -129,6 +130,9 @@ class ModelPolicy:
 
     def cost_changed(self, node: Node) -> None:
         pass
+
+    def let_copy(self, cost: Callable[[Node], int | None]) -> None:
+        self._copy_cost = cost
 
     def _enter(self, node: Node) -> Absent:
         key = id(node)
@@ -224,6 +228,8 @@ class ModelPolicy:
 
     def score(self, node: Node, now: int) -> float:
         staleness, cost = max(now - node.last_access, 1), self.projected_cost(node)
+        copy = self._copy_cost(node)
+        cost = cost if copy is None else min(cost, copy)
         heuristic = self.heuristic
         if heuristic.powers is None:
             assert heuristic.score is not None

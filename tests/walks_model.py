@@ -54,7 +54,7 @@ def weigh(versions: Iterable[Any]) -> tuple[set[int], int]:
         both = group.setdefault(id(one), {id(one)}) | group.setdefault(id(other), {id(other)})
         group.update(dict.fromkeys(both, both))
 
-    held = [one for one in listed if one.operation is not None and one.has_storage]
+    held = [one for one in listed if one.operation is not None and one.has_storage and not one.has_left]
     weights, others = dict[int, Any](), list[tuple[Any, Any]]()
     stack = list(held)
     while stack:

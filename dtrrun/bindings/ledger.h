@@ -378,6 +378,13 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       DTRRUN_FIGURE(least_copy_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},
       {"left_bytes", get_figure<&Ledger::left_bytes>, nullptr, nullptr, nullptr},
+      {"results_leave",
+       [](PyObject* self, void*) { return PyLong_FromLongLong(static_cast<int64_t>(core_of(self).ledger.results_leave)); },
+       [](PyObject* self, PyObject* value, void*) {
+         core_of(self).ledger.results_leave = static_cast<ResultsLeave>(as_number(value));
+         return PyErr_Occurred() ? -1 : 0;
+       },
+       nullptr, nullptr},
       {"left_peak_bytes", get_figure<&Ledger::left_peak_bytes>, nullptr, nullptr, nullptr},
       {"decisions", get_figure<&Ledger::decisions>, nullptr, nullptr, nullptr},
       {"digest", [](PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).ledger.digest); }, nullptr, nullptr,

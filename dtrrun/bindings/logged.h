@@ -34,7 +34,8 @@ inline LoggedOperator part_of(const LoggedOperator& whole, size_t begin, size_t 
   std::vector<bool> omitted(whole.inputs.size());
   for (size_t place = 0; place < whole.lists.size(); place++)
     for (size_t hole : whole.lists[place]) omitted[hole] = place < begin || place >= end;
-  LoggedOperator part{static_cast<const LoggedFlags&>(whole)};
+  LoggedOperator part{};
+  static_cast<LoggedFlags&>(part) = whole;
   part.taken = whole.taken;
   std::vector<size_t> hole_of(whole.inputs.size());  // in the part
   for (size_t hole = 0; hole < whole.inputs.size(); hole++) {

@@ -148,6 +148,18 @@ inline PyTypeObject* make_policy_type(const std::string& module) {
          return guarded([&] { return PyLong_FromLongLong(policy_of(self).projected_cost(native_node(version))); });
        },
        METH_O, nullptr},
+      {"let_copy",
+       [](PyObject* self, PyObject* cost) -> PyObject* {
+         return guarded([&]() -> PyObject* {
+           auto kept = std::make_shared<Ref>(Ref::copy(cost));
+           policy_of(self).let_copy([kept](const Node* node) {
+             Ref found = checked(PyObject_CallOneArg(kept->get(), as_object(const_cast<Node*>(node)).get()));
+             return found.get() == Py_None ? NEVER : as_number(found.get());
+           });
+           Py_RETURN_NONE;
+         });
+       },
+       METH_O, nullptr},
       {"select",
        [](PyObject* self, PyObject* args) -> PyObject* {
          long long now;

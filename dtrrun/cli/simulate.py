@@ -109,8 +109,8 @@ class Simulate:
         "paper",
     )
     host_budget: int | None = option(
-        "How much weights, gradients and optimizer state may take on the host, once nothing else can be "
-        "evicted, as for a run. Implies --semantics dtrrun.",
+        "How much may be copied to the host, as for a run: weights, gradients and optimizer state once "
+        "nothing else can be evicted, and what takes longer to recompute. Implies --semantics dtrrun.",
         HOW,
         read=Reader("SIZE", parse_size),
     )

@@ -104,6 +104,12 @@ class Policy(Protocol):
         If it is not in the pool, its own cost.
         """
 
+    def let_copy(self, cost: Callable[[Any], int | None]) -> None:
+        """Assume from now on that a version can be copied to the host and back for `cost(version)` ns.
+
+        None: it can't be. Then what is brought back costs the less of both. Call it again when costs fall.
+        """
+
     def select(self, now: int, evictable: Callable[[Any], bool]) -> Any | None:
         """Return the resident version with the lowest score at clock value `now`, or None if there is none.
 

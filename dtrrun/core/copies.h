@@ -60,7 +60,7 @@ inline Weighed weigh(const VersionList& versions, const Program& program) {
   std::unordered_set<const Version*> weights, seen;
   std::vector<const Version*> held, stack;
   for (const Version* one : versions) {
-    if (one->constant() || !program.has_storage(one)) continue;
+    if (one->constant() || one->has_left() || !program.has_storage(one)) continue;
     held.push_back(one);
     stack.push_back(one);
     while (!stack.empty()) {

@@ -15,6 +15,7 @@ bool Eviction::try_room(int64_t nbytes) {
 bool Eviction::evict_to(int64_t most) {
   int64_t started = now_ns();
   ledger_.begin_pressure();
+  let_results_leave();
   if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
   bool done = true;
   while (ledger_.resident_bytes > most) {
@@ -26,7 +27,7 @@ bool Eviction::evict_to(int64_t most) {
     if (constant && send(constant.get())) continue;
     if (victim) {
       StorageRef storage = ledger_.backend.storage_of(victim.get());  // keeps it alive while its recipe is secured
-      if (recipes_.secure(victim.get())) evict(victim.get(), storage);  // otherwise it is a constant now
+      if (recipes_.secure(victim.get())) expel(victim.get(), storage);  // otherwise it is a constant now
     } else if (ledger_.some_died()) {
       ledger_.collect_dead();
     } else if (most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: it would not fit into empty memory
@@ -62,6 +63,7 @@ int64_t Eviction::dear_from() const {
 }
 
 bool Eviction::is_dear(Version* one, int64_t cost) {
+  if (cost_of_copy(one) < cost) return false;
   pending_.assign(1, one);
   counted_.clear();
   while (!pending_.empty()) {
@@ -70,8 +72,10 @@ bool Eviction::is_dear(Version* one, int64_t cost) {
     if (maker == nullptr || !counted_.insert(maker).second) continue;
     cost -= maker->signature->cost;
     if (cost <= 0 && counted_.size() > FEW) return true;
-    for (Node* source : *maker)
-      if (!as_version(source)->resident) pending_.push_back(as_version(source));
+    for (Node* node : *maker) {
+      Version* source = as_version(node);
+      if (!source->resident && !source->has_left()) pending_.push_back(source);
+    }
   }
   return false;
 }
@@ -80,8 +84,17 @@ bool Eviction::evict_if_possible(Version* one) {
   if (one->constant()) return may_leave(one) && send(one);
   StorageRef storage = ledger_.backend.storage_of(one);
   if (!may_be_evicted(one) || !recipes_.secure(one)) return false;
-  evict(one, storage);
+  expel(one, storage);
   return true;
+}
+
+void Eviction::expel(Version* one, const StorageRef& storage) {
+  if (ledger_.results_leave != ResultsLeave::NEVER) {
+    bool copies = ledger_.results_leave == ResultsLeave::ALWAYS || cost_of_copy(one) < ledger_.policy->projected_cost(one);
+    if (copies && may_be_copied(one) && send(one)) return;
+    Ledger::forget_host_copy(one);
+  }
+  evict(one, storage);
 }
 
 void Eviction::evict(Version* one, const StorageRef& storage) {
@@ -138,6 +151,7 @@ bool Eviction::send(Version* one) {
     if (!one->host && !give_up_copy()) return false;
   }
   one->host->last_access = one->last_access;
+  if (!one->constant()) ledger_.policy->discard(one);
   ledger_.backend.take_fingerprint(one);
   ledger_.emptied(one);
   ledger_.backend.empty(storage.get());
@@ -147,12 +161,27 @@ bool Eviction::send(Version* one) {
 }
 
 bool Eviction::give_up_copy() const {
-  Version* found = nullptr;
-  ledger_.constants.each([&](Version* one) {
-    if (one->resident && one->host) found = one;
-  });
-  if (found != nullptr) found->host.reset();
-  return found != nullptr;
+  for (Version* one : ledger_.versions.all()) {
+    if (!one->resident || !one->host) continue;
+    one->host.reset();
+    return true;
+  }
+  return false;
+}
+
+bool Eviction::may_be_copied(const Version* one) const {
+  return ledger_.results_leave != ResultsLeave::NEVER && one->nbytes >= ledger_.least_copy_bytes && !one->scratch && !one->escaped && !one->fixed &&
+         (one->host || ledger_.tier->has_room(one->nbytes));
+}
+
+void Eviction::let_results_leave() {
+  if (ledger_.results_leave == ResultsLeave::NEVER) return;
+  const HostTier& tier = *ledger_.tier;
+  int64_t cost = tier.has_room(TYPICAL) ? tier.cost(TYPICAL, /*is_there=*/false) : UNLIMITED;
+  bool falls = cost < told_cost_ - told_cost_ / 8;
+  told_cost_ = falls ? cost : std::max(told_cost_, cost);
+  if (ledger_.policy->may_copy() && !falls) return;
+  ledger_.policy->let_copy([this](const Node* node) { return cost_of_copy(as_version(node)); });
 }
 
 bool Eviction::let_constants_leave(int64_t most) {
@@ -178,6 +207,10 @@ void Eviction::bring_back(Version* one) {
   one->period = std::max<int64_t>(ledger_.clock - one->host->last_access, 1);
   ledger_.restored(one);
   if (began != 0) ledger_.backend.returned(one, began);
+  if (one->constant()) return;
+  ledger_.evictable(one);
+  HostTier& tier = *one->host->tier;
+  if (tier.nbytes > tier.most_bytes / 2) Ledger::forget_host_copy(one);
 }
 
 }  // namespace dtrrun

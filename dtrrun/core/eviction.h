@@ -1,4 +1,4 @@
-// The eviction loop (paper, Sec. 2 and App. C.4), and how constants leave for the host and return.
+// The eviction loop (paper, Sec. 2 and App. C.4), and how versions leave for the host and return.
 #pragma once
 
 #include "deallocation.h"
@@ -50,8 +50,10 @@ class Eviction {
   bool may_leave(const Version* one) const { return one->locks == 0 && could_leave(one); }
   // The same, whether it is locked or not.
   bool could_leave(const Version* one) const;
-  // What it costs, in ns, to bring a constant back, and before that to copy it out if there is no copy.
+  // What it costs, in ns, to bring a version back, and before that to copy it out if there is no copy.
   int64_t cost_of_leaving(const Version* one) const { return ledger_.tier->cost(one->nbytes, one->host != nullptr); }
+  // What it costs, in ns, to copy a version out and back that could be recomputed; `UNLIMITED` if it may not be copied.
+  int64_t cost_of_copy(const Version* one) const { return may_be_copied(one) ? cost_of_leaving(one) : UNLIMITED; }
   // Like `Policy::price`, for a constant that leaves.
   double price_of_leaving(const Version* one) const {
     // It is used again once as much time has passed as between its uses before. Later than that, nothing is known.
@@ -67,12 +69,13 @@ class Eviction {
       if (may_leave(one) && (one->host || gives_up || ledger_.tier->may_have_room(one->nbytes))) function(one);
     });
   }
-  // Brings back a constant that has left. Raises the budget error.
+  // Brings back a version that has left. Raises the budget error.
   void bring_back(Version* one);
 
  private:
   static constexpr int MOST_PASSED_OVER = 64;  // dear versions, in the search for one that is not
   static constexpr size_t FEW = 64;            // operations fit into memory together, whatever they cost
+  static constexpr int64_t TYPICAL = 1 << 20;  // bytes of the copy by whose cost costs are compared
 
   // Returns the version to be evicted next, or null.
   //
@@ -88,7 +91,9 @@ class Eviction {
 
   bool fits(int64_t nbytes) const { return ledger_.resident_bytes + nbytes <= ledger_.limit; }
 
-  // Frees the memory of a version whose recipe is secured (App. C.4). storage: the program's, or empty.
+  // Frees the memory of a version whose recipe is secured: copies it to the host if that costs less than recomputing it.
+  void expel(Version* one, const StorageRef& storage);
+  // Frees the memory of a version whose recipe is secured, to recompute it (App. C.4). storage: the program's, or empty.
   void evict(Version* one, const StorageRef& storage);
 
   // -- the host --
@@ -96,17 +101,22 @@ class Eviction {
   // Returns the constant to send to the host instead of evicting this version, which may be null: the one whose absence costs least
   // for each byte and for the time until its next use, if that is less than what recomputing costs.
   VersionRef constant_in_place_of(Version* other);
-  // Copies a constant to the host, unless there is a copy, and frees its memory. Returns whether that was possible.
+  // Copies a version to the host, unless there is a copy, and frees its memory. Returns whether that was possible.
   bool send(Version* one);
   // Nothing else could make room: constants may leave from now on. most: 0 if all is to be evicted, which is not worth that. Returns
   // whether one can.
   bool let_constants_leave(int64_t most);
-  // Gives up the copy of a constant that is in memory, since there is no place for another. Returns whether there was one.
+  // Gives up a copy of what is in memory, since there is no place for another. Returns whether there was one.
   bool give_up_copy() const;
+  // Returns whether a version with a recipe may be copied to the host.
+  bool may_be_copied(const Version* one) const;
+  // Tells the policy what copies cost, if they may be made, and if that is new to it.
+  void let_results_leave();
 
   Ledger& ledger_;
   Recipes& recipes_;
   Deallocation& deallocation_;
+  int64_t told_cost_ = 0;  // of such a copy, when the policy was told
   std::vector<Version*> pending_;               // of `is_dear`, kept for their memory
   std::unordered_set<const Recorded*> counted_;
 };

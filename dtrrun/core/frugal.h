@@ -29,9 +29,10 @@ inline bool fits_one_by_one(const Ledger& ledger, const std::vector<VersionRef>&
     if (!one->resident) pending.push_back(one.get());
   }
   while (!pending.empty()) {
-    const Recorded* maker = maker_of(pending.back());
+    const Version* one = pending.back();
+    const Recorded* maker = maker_of(one);
     pending.pop_back();
-    if (maker == nullptr) continue;
+    if (maker == nullptr || one->has_left()) continue;
     int64_t need = maker->signature->output_bytes - maker->signature->workspace;
     std::unordered_set<const Version*> read;
     for (Node* node : *maker) {
@@ -189,7 +190,7 @@ class FrugalRun {
     });
     return complete;
   }
-  // Locks a step's inputs. If only constants that have left for the host are missing, brings them back. Returns whether all inputs
+  // Locks a step's inputs. If only versions that have left for the host are missing, brings them back. Returns whether all inputs
   // are in memory.
   bool has_inputs(const Step& step) {
     if (lock_inputs(step)) return true;
@@ -378,6 +379,7 @@ class FrugalRun {
     if (age == version->age) return cost;
     age = version->age;
     cost = version->constant() ? eviction_.cost_of_leaving(version) : 0;
+    int64_t copy = eviction_.cost_of_copy(version);
     std::unordered_set<const Version*> seen{version};
     std::vector<const Version*> stack{version};
     while (!stack.empty()) {
@@ -385,9 +387,12 @@ class FrugalRun {
       stack.pop_back();
       if (maker == nullptr) continue;
       cost += maker->signature->cost;
-      for (Node* source : *maker)
-        if (!source->resident && seen.insert(as_version(source)).second) stack.push_back(as_version(source));
+      for (Node* node : *maker) {
+        const Version* source = as_version(node);
+        if (!source->resident && !source->has_left() && seen.insert(source).second) stack.push_back(source);
+      }
     }
+    cost = std::min(cost, copy);
     return cost;
   }
 

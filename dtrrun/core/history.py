@@ -74,11 +74,12 @@ class History:
     def cut(self) -> None:
         """Make constants of versions that would be recomputed from released storages older than the last cut.
 
-        Evicted ones are brought back first, if there is room.
+        Evicted ones are brought back first, if there is room, unless there is a copy on the host.
         """
         for version in reversed(self._ledger.carried(self.cut_age)):
             content = version()  # another thread may release it at any moment
-            if content is not None and (version.resident or self._rematerializer.restore(version)):
+            kept = version.resident or version.has_left
+            if content is not None and (kept or self._rematerializer.restore(version)):
                 self._recipes.make_constant(version, "carried over")
         self.cut_age = self._ledger.age + 1
 

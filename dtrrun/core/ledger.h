@@ -19,9 +19,12 @@ constexpr int64_t LOOK_BYTES = 4 << 20;     // but at least this much
 
 // The decisions recorded about a run. HELD: memory was recomputed for a version that the program does not have. DROPPED: that
 // memory was freed. PINNED: a resident version has lost its recipe. LOST: a version that is not in memory has lost its
-// recipe. REFUSED: a number of bytes did not fit; no version is involved. LEFT: a constant was copied to the host and lost its memory.
+// recipe. REFUSED: a number of bytes did not fit; no version is involved. LEFT: a version was copied to the host and lost its memory.
 // RETURNED: it has been copied back.
 enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, PINNED, LOST, REFUSED, LEFT, RETURNED };
+
+// Which of the versions with a recipe are copied to the host, in place of being recomputed. ALWAYS: for tests.
+enum class ResultsLeave : int64_t { NEVER, IF_CHEAPER, ALWAYS };
 
 class Ledger {
  public:
@@ -45,6 +48,7 @@ class Ledger {
   int64_t paused = 0;          // nesting depth of requests to disable eviction
   bool some_away = false;  // whether a constant was ever away
   bool constants_leave = false;  // whether constants may leave for the host: only once nothing else could make room
+  ResultsLeave results_leave = ResultsLeave::NEVER;  // which results may leave for the host
   bool pressure = false;  // whether memory ever ran short; until then the policy is not notified of anything
   int64_t decisions = 0;
   uint64_t digest = 0;
@@ -162,17 +166,19 @@ class Ledger {
     step_peak_bytes = nbytes;
     peak_bytes = std::max(peak_bytes, nbytes);
   }
-  // Accounts for a version of the program that is about to lose its memory.
+  // Accounts for a version of the program that is about to lose its memory: for the host if there is a copy.
   void emptied(Version* one) {
-    decided(one->constant() ? Decision::LEFT : Decision::EMPTIED, one);
+    decided(one->host ? Decision::LEFT : Decision::EMPTIED, one);
     one->resident = false;
     resident_bytes -= one->nbytes;
     evicted_bytes += one->nbytes;
-    if (one->constant()) left_peak_bytes = std::max(left_peak_bytes, left_bytes += one->nbytes);
+    if (one->constant()) constant_has_left(one);
   }
+  // A constant is not in memory any more, or what is not in memory has become one.
+  void constant_has_left(const Version* one) { left_peak_bytes = std::max(left_peak_bytes, left_bytes += one->nbytes); }
   // Accounts for an evicted version of the program that has its memory back.
   void restored(Version* one) {
-    decided(one->constant() ? Decision::RETURNED : Decision::RESTORED, one);
+    decided(one->host ? Decision::RETURNED : Decision::RESTORED, one);
     if (one->constant()) left_bytes -= one->nbytes;
     one->resident = true;
     evicted_bytes -= one->nbytes;
@@ -296,7 +302,7 @@ class Ledger {
   // Accounts for a version that was in the table and that the program has released.
   void gone(Version* one) {
     if (one->constant_place != 0) constants.remove(one);
-    if (one->has_left()) left_bytes -= one->nbytes;
+    if (one->constant() && one->has_left()) left_bytes -= one->nbytes;
     one->host.reset();  // a recipe may keep the version
     if (one->scratch) {  // it died while evicted and held by a rematerialization: any memory left is scratch
       evicted_bytes -= one->nbytes;

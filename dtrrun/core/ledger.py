@@ -67,6 +67,7 @@ class Ledger:
     limit: int  # what tensors may take
     budget_bytes: int | None
     pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
+    results_leave: int  # whether what has a recipe may leave for the host (`core.host`)
     constants_leave: bool  # whether constants may leave for the host: once nothing else could make room
     host: dict[str, int] | None  # the figures of the host tier (`core/host.h`); made anew each time
     host_costs: tuple[float, float] | None  # ns for each byte that is copied there, and back
@@ -236,7 +237,7 @@ class Ledger:
         for version in pool:
             policy.insert(version)
         for version in known:
-            if version.operation is not None and not version.resident:
+            if version.operation is not None and not (version.resident or version.has_left):
                 (policy.evicted if version.alive else policy.released)(version)
 
     # -- storages --------------------------------------------------------------------------------

@@ -95,9 +95,9 @@ Rescue::Found Rescue::find(Version* constant) {
     stack.pop_back();
     one->each_dependent([&](Version* node) {
       if (node->constant() || !seen.insert(node).second) return;
-      StorageRef content = node->resident && !node->scratch ? ledger_.memory_of(node) : StorageRef();
-      if (content) {
-        found.resident.emplace_back(VersionRef(node), std::move(content));
+      bool is_kept = (node->resident && !node->scratch) || node->has_left();
+      if (StorageRef content = is_kept ? ledger_.memory_of(node) : StorageRef()) {
+        found.kept.emplace_back(VersionRef(node), std::move(content));
       } else if (!node->resident && ledger_.backend.has(node)) {
         found.evicted.emplace_back(node);
       } else {
@@ -110,7 +110,7 @@ Rescue::Found Rescue::find(Version* constant) {
 }
 
 bool Rescue::settle(Version* constant, const Found& found) {
-  for (const auto& [node, content] : found.resident) recipes_.make_constant(node.get(), pins::INPUT_MUTATED);
+  for (const auto& [node, content] : found.kept) recipes_.make_constant(node.get(), pins::INPUT_MUTATED);
   if (!found.evicted.empty()) return false;
   for (const VersionRef& node : found.released) recipes_.lose(node.get());  // so what is computed from it is no longer replayable
   constant->needed_by.reset();

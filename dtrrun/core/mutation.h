@@ -81,11 +81,11 @@ class Rescue {
   bool resident_dependents_of(Version* constant);
 
  private:
-  // evicted: evicted versions that the program has. released: those that it no longer has. resident: in memory, together with their
-  // storages, since the recipe of one may be all that keeps the memory of another alive.
+  // evicted: evicted versions that the program has. released: those that it no longer has. kept: in memory or on the host, together with
+  // their storages, since the recipe of one may be all that keeps the memory of another alive.
   struct Found {
     std::vector<VersionRef> evicted, released;
-    std::vector<std::pair<VersionRef, StorageRef>> resident;
+    std::vector<std::pair<VersionRef, StorageRef>> kept;
   };
 
   void rescue(Version* constant);

@@ -12,6 +12,7 @@ void Recipes::make_constant(Version* one, Pin pin) {
     ledger_.decided(Decision::PINNED, one);
     if (ledger_.pressure) ledger_.policy->discard(one);
     set_operation(one, nullptr);
+    if (one->has_left()) ledger_.constant_has_left(one);
     ledger_.add_constant(one);
   }
   if (one->pin == nullptr) one->pin = pin;

@@ -13,7 +13,7 @@ class Recipes {
  public:
   explicit Recipes(Ledger& ledger) : ledger_(ledger) {}
 
-  // Drops the recipe of a resident version, so that it can no longer be evicted. pin: the reason.
+  // Drops the recipe of a version that is in memory or on the host: it can no longer be evicted. pin: the reason.
   void make_constant(Version* one, Pin pin);
 
   // Makes sure that a version stays recomputable, whatever the program releases or mutates from now on: recipes keep alive the

@@ -212,7 +212,7 @@ void Rematerializer::carry_out(Work& work) {
       leave(work.entered);
       continue;
     }
-    OperationRef maker(maker_of(version.get()));
+    OperationRef maker(version->has_left() ? nullptr : maker_of(version.get()));
     if (!maker && !version->host) ledger_.backend.refuse(version.get());
     if (maker && !waiting) {
       if (work.relaxations >= last_planned && work.plan.find(maker.get()) == nullptr) {
@@ -259,8 +259,8 @@ void Rematerializer::carry_out(Work& work) {
       work.entered.erase(work.entered.begin(), work.entered.end() - 1);
       continue;
     }
+    if (!maker) continue;  // it is in memory now
     stack.pop_back();
-    if (!maker) continue;
     leave(work.entered);
     deallocation_.came_back(maker.get());
   }
@@ -282,7 +282,7 @@ void Rematerializer::add_to(Plan& plan, Version* wanted, std::vector<Item>& stac
     for (Node* read : *maker) {
       Version* source = as_version(read);
       Recorded* below = maker_of(source);
-      if (source->resident || below == nullptr) continue;
+      if (source->resident || source->has_left() || below == nullptr) continue;
       source->locks++;
       plan.find(maker)->locked.emplace_back(source);
       if (plan.find(below) != nullptr) continue;

@@ -39,13 +39,14 @@ std::vector<size_t> parts_of(Ledger& ledger, size_t count, bool returns, const E
     part += nbytes;
     total += nbytes;
   }
-  if (ends.empty() || (resident && ledger.resident_bytes + made <= ledger.limit) || !alike()) return {};
+  int64_t room = ledger.limit - ledger.reserved_bytes;
+  if (ends.empty() || (resident && ledger.resident_bytes + made <= room) || !alike()) return {};
   if (!ledger.constants_leave) {
     std::unordered_set<const Version*> listed;
     for (size_t place = 0; place < count; place++) each(place, [&](const Version* one) { listed.insert(one); });
     for (const Version* one : ledger.versions.all())
       if (one->resident && one->constant() && listed.count(one) == 0) total += one->nbytes;
-    if (total <= ledger.limit) return {};
+    if (total <= room) return {};
     ledger.let_constants_leave();
     ledger.backend.constants_leave();
   }

@@ -309,7 +309,9 @@ inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, 
   while (!pending.empty() && cost <= at_most) {
     const Version* one = pending.back();
     pending.pop_back();
-    cost += one->constant() ? core.eviction.cost_of_leaving(one) : one->cost;
+    int64_t copy = one->constant() || one->has_left() ? core.eviction.cost_of_leaving(one) : core.eviction.cost_of_copy(one);
+    cost += one->constant() ? copy : std::min(one->cost, copy);
+    if (copy <= one->cost) continue;
     for (const Node* read : one->inputs()) {
       const Version* source = as_version(read);
       if (!source->resident && !source->constant() && seen.insert(source).second) pending.push_back(source);

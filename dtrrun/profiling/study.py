@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dtrrun.core.host import HostMemory, default_folder, expected_host
+from dtrrun.core.host import NEVER, HostMemory, default_folder, expected_host
 from dtrrun.profiling.costs import write_costs
 from dtrrun.profiling.curve import Curve, Point
 from dtrrun.profiling.files import file_costs
@@ -191,10 +191,14 @@ class Study:
         budget, on_gpu = self.settings.host_budget, self.plain.overhead_bytes is not None
         if budget == NO_HOST or (budget == AUTO_HOST and not on_gpu):
             return None
-        nbytes, folder = (AMPLE, "") if budget == AUTO_HOST else parse_host(budget)
-        if on_gpu:
-            return expected_host(nbytes, "cuda")
-        return HostMemory(nbytes, *file_costs(folder or default_folder()))
+        if budget == AUTO_HOST:
+            return expected_host(AMPLE, "cuda", NEVER)
+        nbytes, folder = parse_host(budget)
+        return (
+            expected_host(nbytes, "cuda")
+            if on_gpu
+            else HostMemory(nbytes, *file_costs(folder or default_folder()))
+        )
 
     def _predict(self) -> int:
         """Predict the curve. Returns the least budget predicted to work."""

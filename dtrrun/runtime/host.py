@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.host import FILE, PINNED, default_folder
+from dtrrun.core.host import FILE, IF_CHEAPER, PINNED, default_folder
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import AUTO_HOST, NO_HOST, format_size, format_size_up, parse_host
 
@@ -71,6 +71,7 @@ class Host:
                 self._pin(share_of_memory())
             return
         nbytes, folder = parse_host(self._budget)
+        self._dtr.ledger.results_leave = IF_CHEAPER
         if not on_gpu:
             return self._use_file(nbytes, folder or default_folder())
         if folder:

@@ -67,7 +67,7 @@ class Cell:
     semantics: str = "paper"
     """Either paper, or dtrrun for the behaviour of dtrrun's own runtime (logs of `dtrrun record` only)."""
     host_bytes: int | None = None
-    """With dtrrun's semantics: what constants may take on the host; None: they stay."""
+    """With dtrrun's semantics: what copies may take on the host; None: nothing leaves."""
     host_bandwidth: int | None = None
     """Bytes copied there in a second, or back; None: what a session assumes until it has measured it."""
 
@@ -249,7 +249,8 @@ def _host(cell: Cell, log: Sequence[Instruction]) -> HostMemory | None:
         return None
     if cell.host_bandwidth is None:
         return expected_host(cell.host_bytes, device_of(log, cell.path))
-    return HostMemory(cell.host_bytes, *[1e9 / cell.host_bandwidth] * 2)
+    ns = 1e9 / cell.host_bandwidth  # for each byte
+    return HostMemory(cell.host_bytes, ns, ns)
 
 
 def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:

@@ -151,8 +151,10 @@ def host_words(report: Mapping[str, Any]) -> str:
         return ""
     moved = f"{format_size(host['copied_out_bytes'])} out, {format_size(host['copied_in_bytes'])} back"
     there = f"at most {format_size(host['peak_bytes'])} there"
-    enough = (report["budget_bytes"] or 0) + host["left_peak_bytes"]
-    return f"{moved} in {duration(report['seconds']['host'])}, {there}; none inside {format_size_up(enough)}"
+    text = f"{moved} in {duration(report['seconds']['host'])}, {there}"
+    if state := host["left_peak_bytes"]:
+        text += f"; state stays inside {format_size_up((report['budget_bytes'] or 0) + state)}"
+    return text
 
 
 def least_budget(report: Mapping[str, Any]) -> str:

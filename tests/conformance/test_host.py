@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state leave for the host: same bits in less than they take."""
+"""Weights, gradients and optimizer state leave for the host, and what takes long to recompute: same bits."""
 
 import copy
 import io
@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from torch.testing._internal.common_methods_invocations import (
 from torch.utils._pytree import tree_map_only
 
 import dtrrun
+from dtrrun.core.host import ALWAYS, NEVER
 
 WIDTH = 128
 KINDS = {
@@ -44,6 +45,15 @@ def trained(make, steps=3):
 
 def constant():
     return torch.tensor([[1.0] * 64] * 64)
+
+
+@contextmanager
+def evicting(folder, *, results_leave, host="100MB"):
+    """Begin a session that evicts all that it can, constants too."""
+    with dtrrun.budget(1, over_budget="evict", host_budget=f"{host}:{folder}") as session:
+        session.ledger.results_leave = results_leave
+        session.ledger.let_constants_leave()
+        yield session
 
 
 def descriptors(folder):
@@ -187,8 +197,8 @@ def test_a_block_brings_all_of_it_back(tmp_path):
     assert all(one.untyped_storage().data_ptr() for one in tensors)
 
 
-def test_nothing_leaves_while_something_else_can_be_evicted(tmp_path):
-    """The tier changes no decision at budgets that suffice without it."""
+def test_no_state_leaves_while_something_else_can_be_evicted(tmp_path):
+    """The tier that is there by default changes no decision at budgets that suffice without it."""
 
     def program():
         return trained(KINDS["each"])
@@ -196,6 +206,7 @@ def test_nothing_leaves_while_something_else_can_be_evicted(tmp_path):
     digests = []
     for host in ("none", f"100MB:{tmp_path}"):
         with dtrrun.budget(int(6 * WEIGHTS), cost="model", host_budget=host) as session:
+            session.ledger.results_leave = NEVER
             outcome(program)
             report = session.report()
             assert report["copies_out"] == 0
@@ -204,8 +215,7 @@ def test_nothing_leaves_while_something_else_can_be_evicted(tmp_path):
 
 
 def test_memory_that_other_code_can_reach_stays(tmp_path):
-    with dtrrun.budget(1, over_budget="evict", host_budget=f"100MB:{tmp_path}") as session:
-        session.ledger.let_constants_leave()
+    with evicting(tmp_path, results_leave=NEVER) as session:
         shared, read, pinned, written = (constant() for _ in range(4))
         array, address = shared.numpy(), read.data_ptr()
         session.pin(pinned)
@@ -220,8 +230,7 @@ def test_memory_that_other_code_can_reach_stays(tmp_path):
 
 
 def test_a_copy_is_kept_until_the_content_changes(tmp_path):
-    with dtrrun.budget(1, over_budget="evict", host_budget=f"100MB:{tmp_path}") as session:
-        session.ledger.let_constants_leave()
+    with evicting(tmp_path, results_leave=NEVER) as session:
         weight, made = constant(), []
         for value in (1.0, 2.0, 4.0):
             for _ in range(3):  # it only leaves and returns
@@ -230,6 +239,62 @@ def test_a_copy_is_kept_until_the_content_changes(tmp_path):
             weight.mul_(2)
         report = session.report()
         assert (report["copies_out"], report["copies_in"]) == (3, 9)
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def test_results_leave_where_recomputing_them_takes_longer(tmp_path):
+    """In a recurrent network, each hidden state needs all those before it."""
+
+    def program():
+        torch.manual_seed(0)
+        cell, found = nn.GRUCell(64, 64), torch.zeros(32, 64)
+        for _ in range(40):
+            found = cell(found.sin(), found)
+        found.sum().backward()
+        return found, cell
+
+    expected, work = plain(program), []
+    for host in ("none", f"100MB:{tmp_path}"):
+        with dtrrun.budget("700kB", cost="model", verify=True, host_budget=host) as session:
+            assert_same(expected, outcome(program)[1], host)
+            report = session.report()
+            work.append(session.ledger.recomputed_cost + session.host.ns())
+        assert report["mismatches"] == []
+        assert report["peak_bytes"] <= 700_000
+    assert min(report["copies_out"], report["copies_in"], report["evictions"]) > 0
+    assert report["left_peak_bytes"] == 0  # no constant has left
+    assert work[1] < work[0] / 2
+
+
+def test_a_result_on_the_host_needs_no_inputs(tmp_path):
+    with evicting(tmp_path, results_leave=ALWAYS) as session:
+        x, weight = constant(), constant()
+        y = x @ weight
+        kept = y.tolist()
+        torch.randn(64, 64)  # makes room
+        copies_in = session.report()["copies_in"]
+        weight.zero_()
+        del x
+        assert session.report()["copies_in"] <= copies_in + 1  # of the weight
+        assert y.tolist() == kept
+        assert session.report()["rematerializations"] == 0
+
+
+def test_results_are_recomputed_where_the_host_is_full(tmp_path):
+    def program():
+        kept = [torch.ones(64, 64).sin()]
+        for _ in range(20):
+            kept.append(kept[-1].cos() @ kept[0])
+        return kept
+
+    expected = plain(program)
+    with evicting(tmp_path, results_leave=ALWAYS, host="100kB") as session:
+        assert_same(expected, outcome(program)[1], "a full host")
+        report = session.report()
+    assert report["host_peak_bytes"] <= 100_000
+    assert min(report["copies_out"], report["rematerializations"]) > 0
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -324,7 +389,7 @@ def test_what_is_said_to_be_enough_to_keep_all_here_is_enough(tmp_path):
             enough = budget_bytes + session.report()["left_peak_bytes"]
         with dtrrun.budget(enough, host_budget=f"100MB:{tmp_path}") as session:
             outcome(program)
-            assert session.report()["copies_out"] == 0
+            assert session.report()["left_peak_bytes"] == 0
 
 
 def test_the_advised_budget_has_room_for_the_largest_update_and_not_much_more(tmp_path):

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dtrrun
+from dtrrun.core.host import ALWAYS
 from dtrrun.profiling.room import budget_for
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -288,18 +289,24 @@ def plainly(name):
     return plain, report["peak_bytes"], report["overhead_bytes"] + kept
 
 
-@pytest.mark.parametrize("share", [1.0, 0.7, 0.5])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=TWO if name == "pipeline" else ()) for name in PROGRAMS]
-)
-def test_the_same_bits_within_the_budget(name, share):
-    """If what cannot be evicted exceeds the share, this holds in the budget that the error advises."""
+def within(name, share, **options):
+    """Run in a share of what the tensors take: the same bits, and never above it.
+
+    If what must stay exceeds the share, this holds in the budget that the error advises. Return the report,
+    and how often the budget was too small. options: attributes of the ledger, for a session whose constants
+    leave for the host from the beginning.
+    """
     plain, tensors, beside = plainly(name)
     budget = budget_for(int(tensors * share), beside)
     for attempt in range(4):
         forget()
         peak()
-        with dtrrun.budget(budget, device=f"{DEVICE}:0", verify=True) as session:
+        host = "2GB" if options else "none"
+        with dtrrun.budget(budget, device=f"{DEVICE}:0", verify=True, host_budget=host) as session:
+            for attribute, value in options.items():
+                setattr(session.ledger, attribute, value)
+            if options:
+                session.ledger.let_constants_leave()
             try:
                 found = run(name)
             except dtrrun.BudgetError as error:
@@ -314,4 +321,23 @@ def test_the_same_bits_within_the_budget(name, share):
         budget = advised + advised // 50
     assert report["mismatches"] == []
     assert all(map(torch.equal, plain, found))
-    assert attempt or share == 1.0 or name in PINNED or report["evictions"] > 0
+    return report, attempt
+
+
+NAMES = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=TWO if name == "pipeline" else ()) for name in PROGRAMS]
+)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7, 0.5])
+@NAMES
+def test_the_same_bits_within_the_budget(name, share):
+    report, attempts = within(name, share)
+    assert attempts or share == 1.0 or name in PINNED or report["evictions"] > 0
+
+
+@NAMES
+def test_the_same_bits_with_all_on_the_host(name):
+    """Nothing is recomputed that can be copied, and weights and state leave as well."""
+    report, attempts = within(name, 0.25, results_leave=ALWAYS, least_copy_bytes=512)
+    assert attempts or name in PINNED or report["copies_out"] > 0

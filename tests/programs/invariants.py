@@ -72,7 +72,7 @@ def check_bytes(dtr: Any) -> None:
 
 def check_host(ledger: Any, listed: list[Version]) -> None:
     """Check what has left for the host."""
-    left = sum(version.nbytes for version in listed if version.has_left)
+    left = sum(version.nbytes for version in listed if version.has_left and version.operation is None)
     assert ledger.left_bytes == left, (ledger.left_bytes, left)
     if (host := ledger.host) is not None:
         assert host["bytes"] <= min(host["most_bytes"], host["peak_bytes"]), host

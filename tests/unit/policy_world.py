@@ -175,6 +175,14 @@ class World:
         node.resident = False
         self.policy.released(node)
 
+    def let_copy(self, latency: int, for_each: int) -> None:
+        """Let two of three nodes be copied, at this cost and so much more for each byte."""
+
+        def cost(node: Any) -> int | None:
+            return latency + for_each * node.nbytes if self.nodes.name_of(node) % 3 else None
+
+        self.policy.let_copy(cost)
+
     def begin(self) -> None:
         """Begin a step."""
         if self.policy.foresight is not None:
@@ -218,6 +226,7 @@ EVENTS = {
     "change_cost": 2,
     "add_input": 2,
     "begin": 1,
+    "let_copy": 1,
     "seen": 1,
 }
 
@@ -266,6 +275,8 @@ class Script:
             return what, (any_node, draw.choice([0, 7, 500]) * self.unit)
         if what == "add_input":
             return what, (any_node, draw.randrange(10**6))
+        if what == "let_copy":
+            return what, (draw.choice([0, 20, 500]) * self.unit, draw.choice([0, 1, 50]))
         if what == "begin":
             self.step, self.place = draw.randrange(2), -1
         return what, () if what in ("begin", "seen") else (any_node,)

@@ -14,8 +14,9 @@ namespace dtrrun {
 // For heuristics whose score falls with staleness or does not depend on it, and never falls when the projected cost rises.
 class HeapSearch final : public Search {
  public:
-  HeapSearch(Pool& pool, Neighbourhood& neighbourhood, const std::unique_ptr<Foresight>& foresight, const Heuristic& heuristic)
-      : Search(pool, neighbourhood, foresight, heuristic), far_(heuristic.neighbours == Neighbours::NONE ? 1 : FAR) {}
+  HeapSearch(Pool& pool, Neighbourhood& neighbourhood, const std::unique_ptr<Foresight>& foresight, const Heuristic& heuristic,
+             const CopyCost& copy_cost)
+      : Search(pool, neighbourhood, foresight, heuristic, copy_cost), far_(heuristic.neighbours == Neighbours::NONE ? 1 : FAR) {}
 
   void look_ahead() override {
     if (foresight_->look()) {  // the expected times are for another step or position
@@ -195,7 +196,7 @@ class HeapSearch final : public Search {
           return;
         }
       } else {
-        double own = heuristic_.score(node->cost, size, 1);
+        double own = heuristic_.score(cheaper(node, node->cost), size, 1);
         if (heuristic_.adjusts()) own *= factor(node, number, *item, false);
         if (own * ROUNDING > best_share * far_) {
           above.push_back({number, own, far_ == 1});
@@ -205,7 +206,9 @@ class HeapSearch final : public Search {
     }
     int64_t started = now_ns();
     double adjusted = heuristic_.adjusts() ? factor(node, number, *item, true) : 1;
-    auto [cost, lower] = neighbourhood_.watched_cost(node, number, *item);
+    auto [whole, lower] = neighbourhood_.watched_cost(node, number, *item);
+    int64_t cost = cheaper(node, whole);
+    lower = std::min(lower, static_cast<double>(cost));
     double least = lower < static_cast<double>(cost) ? heuristic_.share(lower, size) : heuristic_.score(cost, size, 1);
     push(candidates, {heuristic_.score(cost, size, staleness) * adjusted, number, least * adjusted});
     scoring_ns += now_ns() - started;

@@ -30,9 +30,9 @@ std::unique_ptr<Neighbourhood> Policy::make_neighbourhood() {
 
 std::unique_ptr<Search> Policy::make_search(Options options) {
   if (options.scan || options.sample || options.ignore_small != 0 || heuristic_.function)
-    return std::make_unique<Scan>(pool_, *neighbourhood_, foresight_, heuristic_, options.ignore_small,
+    return std::make_unique<Scan>(pool_, *neighbourhood_, foresight_, heuristic_, copy_cost_, options.ignore_small,
                                   std::move(options.sample));
-  return std::make_unique<HeapSearch>(pool_, *neighbourhood_, foresight_, heuristic_);
+  return std::make_unique<HeapSearch>(pool_, *neighbourhood_, foresight_, heuristic_, copy_cost_);
 }
 
 }  // namespace dtrrun

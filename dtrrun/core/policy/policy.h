@@ -32,6 +32,13 @@ class Policy {
   void follow(std::unique_ptr<Foresight> foresight) {
     foresight_ = foresight ? std::move(foresight) : std::make_unique<Foresight>();
   }
+  // Lets nodes be copied to the host where that costs less than recomputing them. Null: nothing can be copied. Call it again when
+  // copies cost less than before.
+  void let_copy(CopyCost cost) {
+    copy_cost_ = std::move(cost);
+    pool_.make_all_due();
+  }
+  bool may_copy() const { return copy_cost_ != nullptr; }
   // Drops the references to all nodes, without updating the nodes.
   void clear() { pool_.clear(); }
 
@@ -70,7 +77,9 @@ class Policy {
   // Returns a node's score times its bytes: what is lost if it is evicted for the bytes of others.
   double price(Node* node, int64_t now) {
     int64_t since = std::max<int64_t>(now - node->last_access, 1);
-    return heuristic_.function ? divided(node->cost, 1, since) : heuristic_.score(projected_cost(node), 1, since);
+    if (heuristic_.function) return divided(node->cost, 1, since);
+    int64_t cost = projected_cost(node);
+    return heuristic_.score(copy_cost_ ? std::min(cost, copy_cost_(node)) : cost, 1, since);
   }
 
   // Returns the score of something with this cost, whose next use is as far away as one would assume at this staleness.
@@ -88,6 +97,7 @@ class Policy {
   std::unique_ptr<Search> make_search(Options options);
 
   const Heuristic heuristic_;
+  CopyCost copy_cost_;
   Pool pool_;
   std::unique_ptr<Foresight> foresight_;
   std::unique_ptr<Neighbourhood> neighbourhood_;

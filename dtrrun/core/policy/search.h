@@ -10,11 +10,15 @@
 namespace dtrrun {
 
 using Evictable = std::function<bool(Node*)>;
+// Returns what it costs to copy a node to the host and back, in units of the clock; NEVER if that is not possible.
+using CopyCost = std::function<int64_t(const Node*)>;
 
 class Search {
  public:
-  Search(Pool& pool, Neighbourhood& neighbourhood, const std::unique_ptr<Foresight>& foresight, const Heuristic& heuristic)
-      : pool_(pool), neighbourhood_(neighbourhood), foresight_(foresight), heuristic_(heuristic) {}
+  // copy_cost: null if nothing can be copied.
+  Search(Pool& pool, Neighbourhood& neighbourhood, const std::unique_ptr<Foresight>& foresight, const Heuristic& heuristic,
+         const CopyCost& copy_cost)
+      : pool_(pool), neighbourhood_(neighbourhood), foresight_(foresight), heuristic_(heuristic), copy_cost_(copy_cost) {}
   virtual ~Search() = default;
 
   int64_t score_evaluations = 0;
@@ -29,6 +33,8 @@ class Search {
   virtual KeptNode choose(int64_t now, const Evictable& evictable) = 0;
 
  protected:
+  // Returns what it costs to bring a node back, in the cheaper of two ways. cost: that of recomputing it.
+  int64_t cheaper(const Node* node, int64_t cost) const { return copy_cost_ ? std::min(cost, copy_cost_(node)) : cost; }
   // Returns the factor on the score. It can only rise until `next`, when the node is used, or until the node is made due.
   // whole: if false, returns a lower bound that considers the node alone.
   double factor(Node* node, int64_t number, Item& item, bool whole, int64_t& next) const {
@@ -43,6 +49,7 @@ class Search {
   Neighbourhood& neighbourhood_;
   const std::unique_ptr<Foresight>& foresight_;
   const Heuristic& heuristic_;
+  const CopyCost& copy_cost_;
 };
 
 // Scores the whole pool, or a random √n of its n nodes (App. E.2). Works with any heuristic.
@@ -53,8 +60,8 @@ class Scan final : public Search {
 
   // ignore_small: nodes below this fraction of the pool's mean size are chosen last (App. E.2). sample: null for all nodes.
   Scan(Pool& pool, Neighbourhood& neighbourhood, const std::unique_ptr<Foresight>& foresight, const Heuristic& heuristic,
-       double ignore_small, Sample sample)
-      : Search(pool, neighbourhood, foresight, heuristic), ignore_small_(ignore_small), sample_(std::move(sample)) {}
+       const CopyCost& copy_cost, double ignore_small, Sample sample)
+      : Search(pool, neighbourhood, foresight, heuristic, copy_cost), ignore_small_(ignore_small), sample_(std::move(sample)) {}
 
   void look_ahead() override { foresight_->look(); }
 
@@ -110,7 +117,7 @@ class Scan final : public Search {
   double score(Item& item, int64_t number, int64_t now) {
     KeptNode node(item.node.get());
     int64_t staleness = std::max<int64_t>(now - node->last_access, 1), next = NEVER;
-    int64_t cost = neighbourhood_.projected_cost(node.get(), number, item);
+    int64_t cost = cheaper(node.get(), neighbourhood_.projected_cost(node.get(), number, item));
     if (heuristic_.function) return heuristic_.function(node->nbytes, staleness, node->cost, cost);
     double found = heuristic_.score(cost, node->nbytes, staleness);
     return heuristic_.adjusts() ? found * factor(node.get(), number, item, true, next) : found;

@@ -19,6 +19,7 @@ import torch
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
+from dtrrun.core.locks import Locks
 from dtrrun.core.operator import Output
 from dtrrun.runtime import rng
 from dtrrun.runtime.dispatch.arguments import (
@@ -196,8 +197,11 @@ class SlowPath:
         # Evictions and rematerializations are accounted for separately.
         accounted = eviction.making_room_ns + rematerializer.operators_ns
         call: TensorCall | None = None
+        storages = Locks()  # until it dies
         try:
             with self.lock:
+                if operator.takes_storage:
+                    rematerializer.lock(self._storages_in(args), storages)
                 while True:
                     call = self._describe(operator, func, args, kwargs)
                     if self.turns.wait_for_replays(call.changed()):
@@ -324,6 +328,10 @@ class SlowPath:
             outputs, unplain = new_storages(result, operator, ledger)
             if unplain:
                 call.counted = sum([self._count_new(tensor) for tensor in unplain])
+        for version in given:
+            nbytes = call.resized(0, version)
+            if nbytes is not None:
+                ledger.resized(version, nbytes)
         if operator.collective:  # it may go on reading when it has returned
             for version in call.versions:
                 version.fixed = True
@@ -336,15 +344,16 @@ class SlowPath:
                 ledger.versions[ledger.key_of(storage)].pin = READS_STATE
         if self.calls is not None and not call.view:
             self.calls.called()
-        for version in given:
-            nbytes = call.resized(0, version)
-            if nbytes is not None:
-                ledger.resized(version, nbytes)
         if ledger.fingerprints is not None:
             self._note_extents(call, outputs)
         if self.device is not None:
             self.device.finished(call, signature)
         call.result = None
+
+    def _storages_in(self, args: Any) -> list[Version]:
+        """Return the versions of the storages given to an operator. PyTorch resizes those that are empty."""
+        storages = [one for one in args if isinstance(one, torch.UntypedStorage)]
+        return [version for one in storages if (version := self.ledger.version_of(one)) is not None]
 
     def _given_storages(self, call: TensorCall) -> list[Version]:
         """Return the versions of storages given to tensors; the program may write to those that it holds.
