@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dtrrun.core.host import HostMemory, expected_host
 from dtrrun.profiling.cards import WITHIN, Chosen, priced
 from dtrrun.profiling.room import budget_for, room_in
 from dtrrun.profiling.segments import taken_by
@@ -24,6 +25,8 @@ CONTEXT_WITHIN = 300_000_000
 """By how much that may be wrong."""
 LIMIT = 3.0
 """From which slowdown on a budget does not work, as in `dtrrun profile`."""
+MOST_ON_HOST, HOST_LIMIT = 1 << 40, 50.0
+"""What may leave for the host, in bytes, and the same limit if anything does: copies take longer."""
 STEP, NEARER = 0.95, 3
 """The ratio of budgets that are tried one after another, and how often the last interval is halved."""
 FITS, TIGHT, WITH_BUDGET, NO = "fits", "tight", "budget", "no"
@@ -39,10 +42,14 @@ class NothingOnGpu(Exception):
 
 @dataclass
 class At:
-    """A budget, in bytes, and the steps' slowdown there; None if the program does not work there."""
+    """A budget, in bytes, and the steps' slowdown there; None if the program does not work there.
+
+    host_bytes: what has to leave for the host.
+    """
 
     budget_bytes: int
     slowdown: float | None
+    host_bytes: int = 0
 
 
 @dataclass
@@ -99,6 +106,7 @@ class Fit:
             "step_seconds": self.step_ns / 1e9,
             "step_within": WITHIN,
             "slowdown": self.card.slowdown,
+            "host_bytes": self.card.host_bytes,
             "least_budget_bytes": self.least and self.least.budget_bytes,
             "least_slowdown": self.least and self.least.slowdown,
             "notes": self.notes,
@@ -123,6 +131,8 @@ def fit_of(
     card = At(chosen.card.programs_bytes, 1.0)
     if card.budget_bytes < full:
         card = budgets.at(card.budget_bytes)
+    if card.slowdown is None:
+        card = budgets.at(card.budget_bytes, expected_host(MOST_ON_HOST, "cuda"), HOST_LIMIT)
     return Fit(
         chosen,
         steps,
@@ -156,19 +166,22 @@ class _Budgets:
     ) -> None:
         self._log, self._heuristics, self._attend = log, heuristics, attend
 
-    def at(self, budget: int) -> At:
-        found = [one for name in self._heuristics if (one := self._slowdown(budget, name)) is not None]
-        return At(budget, min(found, default=None))
+    def at(self, budget: int, host: HostMemory | None = None, limit: float = LIMIT) -> At:
+        found = [
+            one for name in self._heuristics if (one := self._try(budget, name, host, limit)) is not None
+        ]
+        return min(found, key=lambda one: one.slowdown or limit, default=At(budget, None))
 
-    def _slowdown(self, budget: int, heuristic: str) -> float | None:
+    def _try(self, budget: int, heuristic: str, host: HostMemory | None, limit: float) -> At | None:
         self._attend()
-        found: Prediction = predict(self._log, room_in(budget, CONTEXT), heuristic, limit=LIMIT)
+        room = room_in(budget, CONTEXT)
+        found: Prediction = predict(self._log, room, heuristic, host=host, limit=limit)
         if found.status != "ok":
             return None
         steps = found.steps[1:] or found.steps
         plain = sum(one.plain_time for one in steps)
         slowdown = sum(one.time for one in steps) / plain if plain else 1.0
-        return slowdown if slowdown <= LIMIT else None
+        return At(budget, slowdown, found.host_peak_bytes) if slowdown <= limit else None
 
     def least(self, full: int) -> At | None:
         """Return the least budget such that it and all larger ones that were tried work."""

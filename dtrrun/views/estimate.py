@@ -45,10 +45,11 @@ def rows_of(result: Mapping[str, Any]) -> dict[str, str]:
         "GPU": f"{plain(result['gpu'], 40)}: {format_size(room)} for programs",
         "needs": f"{format_size(needs)}: {', '.join(parts)}",
         "verdict": _verdict(result),
-        "stays": f"{format_size(result['state_bytes'])} between steps, which no budget makes smaller",
+        "stays": f"{format_size(result['state_bytes'])} between steps",
     }
     if (least := result["least_budget_bytes"]) is not None:
-        rows["least budget"] = f"{format_size(least)}, {_slower(result['least_slowdown'])}"
+        slower = _slower(result["least_slowdown"])
+        rows["least budget"] = f"{format_size(least)} without the host's memory, {slower}"
     else:
         rows["least budget"] = "none below what it takes without one"
     within = 100 * (result["step_within"] - 1)
@@ -68,9 +69,8 @@ def _verdict(result: Mapping[str, Any]) -> str:
         return "It may fit: the allocator has to give back what it does not use, and may find no room."
     over = f"It does not fit: {format_size(needs - room)} too much."
     if verdict == "budget":
-        return f"{over} With dtrrun it does: {_slower(result['slowdown'])}."
-    if result["state_bytes"] + result["context_bytes"] > room:
-        return f"{over} What stays between steps does not fit either: see --host-budget."
+        leaves = f", if {format_size(host)} leave for the host" if (host := result["host_bytes"]) else ""
+        return f"{over} With dtrrun it does{leaves}: {_slower(result['slowdown'])}."
     return f"{over} Nor does it with dtrrun."
 
 

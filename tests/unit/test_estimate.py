@@ -88,7 +88,7 @@ def test_segments():
     assert allocator.taken == 38 * MB
 
 
-def fit(needed, *, slowdown=1.2, state=10**9, gpu="24GB"):
+def fit(needed, *, slowdown=1.2, host=0, gpu="24GB"):
     return Fit(
         parse_card(gpu),
         3,
@@ -96,9 +96,9 @@ def fit(needed, *, slowdown=1.2, state=10**9, gpu="24GB"):
         needed + 10**9,
         needed + 3 * 10**9,
         412_000_000,
-        At(25_264_913_448, slowdown),
+        At(25_264_913_448, slowdown, host),
         At(8 * 10**9, 1.9),
-        state,
+        10**9,
         ["recurrent layers count step by step: with cuDNN they take less"],
     )
 
@@ -117,7 +117,8 @@ def test_verdicts():
     [
         ("fits", fit(10**10, gpu="RTX 4090")),
         ("budget", fit(4 * 10**10)),
-        ("no", fit(4 * 10**10, slowdown=None, state=3 * 10**10)),
+        ("host", fit(4 * 10**10, slowdown=3.4, host=12 * 10**9)),
+        ("no", fit(4 * 10**10, slowdown=None)),
     ],
 )
 def test_looks_as_it_did(name, one, width):
@@ -234,3 +235,25 @@ def test_the_page_has_the_table_of_cards():
             f"| {one.fp32:g} | {one.tf32:g} | {one.bf16:g} |"
         )
         assert row in page
+
+
+def test_state_that_does_not_fit_leaves_for_the_host(tmp_path):
+    program = """
+    import torch
+    from torch import nn
+    net = nn.Sequential(*(nn.Linear(4096, 4096, bias=False, device="cuda") for _ in range(8)))
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(4):
+        net(torch.randn(64, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    path = tmp_path / "found.json"
+    assert estimated(tmp_path, program, "--gpu", "2GB", "--json", str(path)) == 1
+    found = json.loads(path.read_text())
+    weights = 8 * 4096 * 4096 * 4
+    assert found["state_bytes"] == pytest.approx(4 * weights, rel=0.01)
+    assert found["state_bytes"] > found["gpu_bytes"]
+    assert found["verdict"] == "budget"
+    assert 0.5 * weights < found["host_bytes"] < 4 * weights
+    assert found["slowdown"] > 1.5  # so small a step takes less time than the copies

@@ -17,6 +17,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dtrrun.runtime.dispatch.arguments import covers, is_leaf, outputs_of
+from dtrrun.runtime.dispatch.call import are_alike
 from dtrrun.runtime.observe.step_log import FORMAT, Facts, StepLog, open_log
 from dtrrun.runtime.observe.training_memory import GRADIENT
 from dtrrun.runtime.operators import Operator, operator_of
@@ -173,6 +174,8 @@ class Recorder:
             ]
             if whole:
                 facts["overwritten"] = whole
+        if (split := _list_places(operator, args, kwargs, is_here)) is not None:
+            facts["places"] = split
         if statistics := _statistics(operator, args, places):
             facts["statistics"] = statistics
             facts["updates"] = True
@@ -218,6 +221,26 @@ def _holes(
             places[place] = [*range(len(holes), len(holes) + len(own))]
             holes += own
     return holes, places
+
+
+def _list_places(
+    operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], is_here: Here
+) -> list[int] | None:
+    """Like `TensorCall.places`."""
+    if not operator.splits:
+        return None
+    places: list[int] = []
+    lengths = set()
+    for value in (*args, *kwargs.values()):
+        tensors = [one for one in outputs_of(value, []) if is_here(one)]
+        if not isinstance(value, (list, tuple)) or not value:
+            places += [-1] * len(tensors)
+            continue
+        lengths.add(len(value))
+        if tensors and (len(tensors) != len(value) or not are_alike(tensors)):
+            return None
+        places += range(len(tensors))
+    return places if len(lengths) == 1 and max(places, default=-1) >= 0 else None
 
 
 def _written(operator: Operator, places: dict[int | str, list[int]], numbers: list[int]) -> list[list[int]]:
