@@ -48,8 +48,8 @@ class Options:
     )
     html: str | None = option("Write the report as a web page: a single file that needs no network.", OUTPUT)
     trace: str | None = option(
-        "Write every eviction, search and rematerialization as a trace for ui.perfetto.dev; a PATH that ends "
-        "in .gz is compressed.",
+        "Write every eviction, search, rematerialization and copy to the host as a trace for "
+        "ui.perfetto.dev; a PATH that ends in .gz is compressed.",
         OUTPUT,
     )
     profile: str | None = option(

@@ -140,7 +140,7 @@ def test_later_verbs_have_their_place(monkeypatch, seen):
             "-O train.py",
             "No such option: -O (see dtrrun --help; for an option of Python, write: dtrrun python -O ...)",
         ),
-        ("simulate --budget 50% step.log", "--budgets, --quiet) (see dtrrun simulate --help)"),
+        ("simulate --budget 50% step.log", "--budgets, --host-budget, --quiet) (see dtrrun simulate --help)"),
         ("--quiet smoke --budgte 50% train.py", "(see dtrrun smoke --help)"),
     ],
 )
