@@ -151,6 +151,7 @@ assert net.tied is net.two.weight and net.tied.is_cuda
 optimizer = torch.optim.Adam(net.parameters(), foreach=False)
 scaler = torch.amp.GradScaler("cuda")
 generator = torch.Generator(device="cuda")
+assert torch.ones(4, device="cuda").bool().all() and not torch.zeros(4, device="cuda").view(2, 2).any()
 mask = torch.randn(4, device="cuda", generator=generator) > 0
 assert mask.nonzero().shape == (4, 1) and torch.ones(4, device="cuda")[mask].shape == (4,)
 del mask
@@ -165,7 +166,7 @@ for step in range(10):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    assert not torch.isnan(loss).any() and loss.detach().cpu().numpy() == 1
+    assert not torch.isnan(loss).any() and torch.isfinite(loss).all() and loss.detach().cpu().numpy() == 1
     print(f"{{loss:.3f}} {{loss.item()}}", x.cpu().shape, torch.cuda.max_memory_allocated())
 """
 CASES = {

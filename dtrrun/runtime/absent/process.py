@@ -62,7 +62,8 @@ class Absent:
         self.writer = writer
         if not build.load(lambda _: None).stand_in_for_gpu():
             raise CannotBuild(*UNFIT)
-        torch._C._ensureCUDADeviceGuardSet()
+        if hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+            torch._C._ensureCUDADeviceGuardSet()
         torch._C._set_only_lift_cpu_tensors(
             True
         )  # `torch.tensor` moves its result by an operator that we see

@@ -32,6 +32,8 @@ FILLS = {aten.fill_.Scalar: 1, aten.full.default: 1, aten.full_like.default: 1}
 ZEROS = {aten.zero_.default, aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 ONES = {aten.ones.default, aten.ones_like.default, aten.new_ones.default}
 COPIES = {aten._to_copy.default, aten.clone.default}
+TESTS = {aten.all.default: 1.0, aten.all.dim: 1.0, aten.any.default: 0.0, aten.any.dim: 0.0}
+"""What they tell of a tensor whose values are not known: that all numbers are finite, and none is odd."""
 KEEPS = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """They write to a tensor what it has, where all numbers are finite."""
 UNKNOWN = "dtrrun estimate: {} does not work without its GPU: its result depends on values, or is unknown"
@@ -149,6 +151,9 @@ class Tensors(TorchDispatchMode):
             return 1.0
         if func in COPIES:
             return self._recorder.value_of(args[0])
+        if func in TESTS:
+            value = self._recorder.value_of(args[0])
+            return TESTS[func] if value is None else float(bool(value))
         if func in FILLS and len(args) > FILLS[func] and isinstance(args[FILLS[func]], (int, float)):
             return float(args[FILLS[func]])
         return None
