@@ -49,7 +49,7 @@ def rows_of(result: Mapping[str, Any]) -> dict[str, str]:
     }
     if (least := result["least_budget_bytes"]) is not None:
         slower = _slower(result["least_slowdown"])
-        rows["least budget"] = f"{format_size(least)} without the host's memory, {slower}"
+        rows["least budget"] = f"about {format_size(least)} without the host's memory, {slower}"
     else:
         rows["least budget"] = "none below what it takes without one"
     within = 100 * (result["step_within"] - 1)
