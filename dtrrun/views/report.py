@@ -28,6 +28,7 @@ SCHEMA = "dtrrun.report/1"
 
 PRIVATE = (
     "quiet",
+    "gpu",
     "record_dir",
     "log",
     "log_first",
