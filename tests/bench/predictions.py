@@ -26,8 +26,9 @@ model`) is "equal" to the live run: the evictions, rematerializations and peak o
 given up. After the semicolon is the recomputation as a share of the program's own operators, with measured
 costs: first as predicted from a log of steps 2 to 4, then as measured in the live run. dtrrun's own
 bookkeeping is neither counted nor predicted. Budgets are shares of the recorded peak. In those "with a
-file", weights, gradients and optimizer state may leave for one, and the copies are compared, too: how many
-there were, out and back, and the predicted time of copies and recomputation in percent of the program's."""
+file", what can't be recomputed, or takes longer than copies, may leave for one, and the copies are compared,
+too: how many there were, out and back, and the predicted time of copies and recomputation in percent of the
+program's."""
 
 
 def measure(quick: bool) -> Section:
