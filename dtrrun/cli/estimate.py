@@ -129,7 +129,7 @@ def _look(given: Estimate, settings: RuntimeSettings, command: Sequence[str], pa
             return fit_of(
                 path,
                 given.gpu,
-                len(trial.steps),
+                trial.steps[-1].number,  # those that are kept are fewer
                 HEURISTICS,
                 lambda: bar.update(TRYING, time.monotonic() - began, None),
             )
