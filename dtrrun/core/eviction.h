@@ -52,8 +52,8 @@ class Eviction {
   bool could_leave(const Version* one) const;
   // What it costs, in ns, to bring a version back, and before that to copy it out if there is no copy.
   int64_t cost_of_leaving(const Version* one) const { return ledger_.tier->cost(one->nbytes, one->host != nullptr); }
-  // What it costs, in ns, to copy a version out and back that could be recomputed; `UNLIMITED` if it may not be copied.
-  int64_t cost_of_copy(const Version* one) const { return may_be_copied(one) ? cost_of_leaving(one) : UNLIMITED; }
+  // The projected cost, in ns, from which a version is copied instead of being recomputed; `UNLIMITED` if it may not be copied.
+  int64_t cost_of_copy(const Version* one) const { return may_be_copied(one) ? SHARED * cost_of_leaving(one) : UNLIMITED; }
   // Like `Policy::price`, for a constant that leaves.
   double price_of_leaving(const Version* one) const {
     // It is used again once as much time has passed as between its uses before. Later than that, nothing is known.
@@ -75,6 +75,7 @@ class Eviction {
  private:
   static constexpr int MOST_PASSED_OVER = 64;  // dear versions, in the search for one that is not
   static constexpr size_t FEW = 64;            // operations fit into memory together, whatever they cost
+  static constexpr int64_t SHARED = 2;         // by how much projected costs exceed what is recomputed for one version alone
   static constexpr int64_t TYPICAL = 1 << 20;  // bytes of the copy by whose cost costs are compared
 
   // Returns the version to be evicted next, or null.

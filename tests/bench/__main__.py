@@ -30,6 +30,7 @@ NAMES = (
     "compiled",
     "device_clock",
     "host_tier",
+    "host_links",
     "sharded",
 )
 
