@@ -16,7 +16,7 @@ native(
     ("with a budget that cannot be kept, what was just recomputed is evicted",
      "if (one->scratch) return «!(goes_over() && ledger_.replaying != 0)»;", "true", ""),
     ("nothing is secured before its eviction",
-     "if («recipes_.secure(victim.get())») evict(victim.get(), storage);", "true",
+     "if («recipes_.secure(victim.get())») expel(victim.get(), storage);", "true",
      "hazards_mutation::weights_change_while_what_they_made_is_evicted"),
     ("there is always room", "return «ledger_.resident_bytes + nbytes <= ledger_.limit»;", "true",
      "rematerialization::the_fast_path_keeps_to_the_budget"),
@@ -37,10 +37,19 @@ native(
     ("constants stay, although nothing else could make room",
      "if (!ledger_.tier || «ledger_.constants_leave» || most <= 0)", "true", "host::optimizers[each]"),
     ("copies of what is in memory make no room for others",
-     "if («found != nullptr») found->host.reset();", "false", "host::a_full_disk"),
+     "if («!one->resident || !one->host») continue; one->host.reset();", "true", "host::a_full_disk"),
+    ("results are copied although recomputing them takes less",
+     "«cost_of_copy(one) < ledger_.policy->projected_cost(one)»;", "true",
+     "host::results_leave_where_recomputing_them_takes_longer"),
     ("no room is made for what comes back",
      "«make_room(one->nbytes, nullptr, \"a tensor that comes back from the host\");»", "",
      "host::optimizers[foreach]"),
+)
+native(
+    "the host tier", "core/mutation.h",
+    ("a result on the host is brought back before its inputs change",
+     "(node->resident && !node->scratch) || «node->has_left()»;", "false",
+     "host::a_result_on_the_host_needs_no_inputs"),
 )
 native(
     "the host tier", "core/ledger.h",
@@ -157,7 +166,7 @@ native(
      "for (const VersionRef& node : found.released) «recipes_.lose(node.get());»", "",
      "hazards_lists::an_operator_that_fails_half_way"),
     ("what was computed from a constant that changes keeps its recipe",
-     "for (const auto& [node, content] : found.resident) "
+     "for (const auto& [node, content] : found.kept) "
      "«recipes_.make_constant(node.get(), pins::INPUT_MUTATED);»", "",
      "faults_budget::a_first_budget_after_counting_only"),
     ("chains of mutations grow for ever", "&& «version->mutations < CHAIN_LIMIT»;", "true",
