@@ -154,7 +154,7 @@ sanitize: $(INSTALLED)
 		tests/conformance/test_native_graph.py \
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py tests/conformance/test_native_first_calls.py \
-		tests/conformance/test_native_heap.py tests/conformance/test_observers.py tests/conformance/test_typed_kernels.py \
+		tests/conformance/test_native_heap.py tests/conformance/test_observers.py tests/conformance/test_typed_kernels.py tests/conformance/test_host.py \
 		$(foreach name,lists mutation threads,tests/conformance/test_hazards_$(name).py) tests/programs
 
 # The same, where several threads use it, under ThreadSanitizer. PyTorch and Python are not instrumented.
