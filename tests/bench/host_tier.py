@@ -22,8 +22,8 @@ cache mostly absorbs. `–`: the budget is too small, or a step would take more 
 time is the least of a run's last four steps, since other programs ran on this machine meanwhile; one run
 each. *Least*: the least budget that works, to within {STEP} % of the peak, without and with the file, and the
 time of a step there with it. *Resident*: the peak of the resident set above that of the same script on a tiny
-batch, plainly and in that least budget. A different bit, or a step that takes more than {WORSE} times as long
-only because of the file, counts as missed."""
+batch, plainly and in that least budget; it is below where weights and state have left, too. A different bit,
+or a step that takes more than {WORSE} times as long only because of the file, counts as missed."""
 
 
 def measure(quick: bool) -> Section:
