@@ -153,7 +153,7 @@ def host_words(report: Mapping[str, Any]) -> str:
     there = f"at most {format_size(host['peak_bytes'])} there"
     text = f"{moved} in {duration(report['seconds']['host'])}, {there}"
     if state := host["left_peak_bytes"]:
-        text += f"; state stays inside {format_size_up((report['budget_bytes'] or 0) + state)}"
+        text += f"; state stays inside {format_size_up((highest_budget(report) or 0) + state)}"
     return text
 
 

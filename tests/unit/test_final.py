@@ -12,6 +12,7 @@ from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
 from dtrrun.views.html.tables import tables
 from dtrrun.views.report import build_report
+from dtrrun.views.text import host_words
 
 LOGITS = {"name": "`logits` in evaluate at train.py:31", "why": "input mutated", "bytes": 7_000_000}
 PINNED = [
@@ -195,3 +196,20 @@ def test_no_figure_loses_its_unit(width: int) -> None:
         assert "1.80 ×" in row
         assert row.endswith("killed")
         assert "…" not in row
+
+
+def test_the_budget_in_which_state_stays_is_told_from_the_one_that_was_in_force():
+    """The budget may have been raised before most of it left (`--over-budget raise`)."""
+    host = {"host_budget_bytes": 10**9, "copies_out": 1, "copied_out_bytes": 50_000_000}
+    host |= {"copies_in": 1, "copied_in_bytes": 50_000_000, "host_peak_bytes": 50_000_000}
+    host |= {"left_peak_bytes": 50_000_000}
+    change = {"seconds": 1.0, "step": 1, "from_bytes": 200_000_000, "to_bytes": 250_000_000}
+    change |= {"reason": "too small", "operator": "aten.mm", "least_bytes": 240_000_000}
+
+    def told(*changes: dict[str, Any]) -> str:
+        one = snapshot(ended=True, tables={"budget_changes": [*changes]}, **host)
+        return host_words(build_report([one], SETTINGS, 0, ["train.py"], 1.0))
+
+    assert SETTINGS.budget_bytes == 200_000_000
+    assert told().endswith("state stays inside 250 MB")
+    assert told(change).endswith("state stays inside 300 MB")
