@@ -53,7 +53,7 @@ class Backend : public Program {
   virtual void empty(Storage* storage) = 0;
   // Moves the memory of `source` to an emptied storage.
   virtual void refill(Storage* emptied, Storage* source) = 0;
-  // Copies a constant back from the host to its storage, which has been emptied. There is room for it.
+  // Copies a version back from the host to its storage, which has been emptied. There is room for it.
   virtual void bring(const HostCopy& copy, Storage* emptied) { copy.tier->bring(copy, emptied); }
   // Returns whether a storage takes this many bytes, as a version counts them.
   virtual bool holds(Storage* storage, int64_t nbytes) const = 0;

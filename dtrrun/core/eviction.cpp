@@ -72,10 +72,8 @@ bool Eviction::is_dear(Version* one, int64_t cost) {
     if (maker == nullptr || !counted_.insert(maker).second) continue;
     cost -= maker->signature->cost;
     if (cost <= 0 && counted_.size() > FEW) return true;
-    for (Node* node : *maker) {
-      Version* source = as_version(node);
-      if (!source->resident && !source->has_left()) pending_.push_back(source);
-    }
+    for (Node* node : *maker)
+      if (as_version(node)->is_dropped()) pending_.push_back(as_version(node));
   }
   return false;
 }
@@ -170,8 +168,9 @@ bool Eviction::give_up_copy() const {
 }
 
 bool Eviction::may_be_copied(const Version* one) const {
-  return ledger_.results_leave != ResultsLeave::NEVER && one->nbytes >= ledger_.least_copy_bytes && !one->scratch && !one->escaped && !one->fixed &&
-         (one->host || ledger_.tier->has_room(one->nbytes));
+  if (ledger_.results_leave == ResultsLeave::NEVER || one->nbytes < ledger_.least_copy_bytes) return false;
+  if (one->scratch || one->escaped || one->fixed) return false;
+  return one->host || ledger_.tier->has_room(one->nbytes);
 }
 
 void Eviction::let_results_leave() {

@@ -117,7 +117,7 @@ class Eviction {
   Ledger& ledger_;
   Recipes& recipes_;
   Deallocation& deallocation_;
-  int64_t told_cost_ = 0;  // of such a copy, when the policy was told
+  int64_t told_cost_ = 0;  // of a typical copy, when the policy was told
   std::vector<Version*> pending_;               // of `is_dear`, kept for their memory
   std::unordered_set<const Recorded*> counted_;
 };

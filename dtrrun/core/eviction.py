@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Signature, Version
-from dtrrun.core.ledger import Decision, Ledger
+from dtrrun.core.ledger import Decision, Ledger, beside_tensors
 
 STEP_SHIFT = 4  # a sixteenth of the limit
 
@@ -198,12 +198,11 @@ class Eviction:
         """Return what is known of a refused request; see `too_small`."""
         ledger = self._ledger
         assert ledger.budget_bytes is not None
-        reserved, overhead = ledger.reserved_bytes, sum(ledger.overhead.values())
+        reserved = ledger.reserved_bytes
         if missing is None:
-            overhead = max(ledger.budget_bytes - ledger.limit, overhead, 0)  # on a GPU
-            least = ledger.resident_bytes + reserved + nbytes + overhead
+            least = ledger.resident_bytes + reserved + nbytes + beside_tensors(ledger)
         else:  # what it needs may be reserved already, and the limit is an estimate
-            needed = ledger.resident_bytes + max(reserved, nbytes) + overhead
+            needed = ledger.resident_bytes + max(reserved, nbytes) + sum(ledger.overhead.values())
             least = max(needed, ledger.budget_bytes + missing)
         return Refusal(operator, nbytes, least)
 

@@ -195,7 +195,7 @@ class FrugalRun {
   bool has_inputs(const Step& step) {
     if (lock_inputs(step)) return true;
     bool lacks_others = false;
-    step.each_input([&](const Version* source) { lacks_others = lacks_others || (!source->resident && !source->has_left()); });
+    step.each_input([&](const Version* source) { lacks_others = lacks_others || source->is_dropped(); });
     if (lacks_others) return false;
     step.each_input([&](Version* source) {
       if (source->resident) return;
@@ -243,7 +243,7 @@ class FrugalRun {
     std::vector<Version*> pending;
     std::unordered_set<const Version*> seen;
     step.each_input([&](Version* source) {
-      if (source->resident || source->has_left()) return;
+      if (!source->is_dropped()) return;
       pending.push_back(source);
       seen.insert(source);
     });
@@ -288,7 +288,7 @@ class FrugalRun {
       bool waits = false;
       if (step->order == UNORDERED) {
         step->each_input([&](const Version* source) {
-          if (source->resident || source->has_left()) return;
+          if (!source->is_dropped()) return;
           Step* before = known.at(maker_of(source));
           latest = std::max(latest, before->order);
           if (before->order != UNORDERED) return;
@@ -389,11 +389,10 @@ class FrugalRun {
       cost += maker->signature->cost;
       for (Node* node : *maker) {
         const Version* source = as_version(node);
-        if (!source->resident && !source->has_left() && seen.insert(source).second) stack.push_back(source);
+        if (source->is_dropped() && seen.insert(source).second) stack.push_back(source);
       }
     }
-    cost = std::min(cost, copy);
-    return cost;
+    return cost = std::min(cost, copy);
   }
 
   // -- locks --

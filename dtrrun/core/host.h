@@ -1,7 +1,7 @@
-// The host tier: memory outside the budget, to which constants can be copied.
+// The host tier: memory outside the budget, to which versions can be copied.
 //
-// What has no recipe (weights, gradients, an optimizer's state) can't be computed again, but it can be copied out and back. A version
-// has two facts: it is resident, and it has a copy on the host. Resident without a copy: as always. Neither: dropped, to be computed
+// What has no recipe (weights, gradients, an optimizer's state) can't be computed again, but it can be copied out and back. What has
+// one may be faster to copy. A version has two facts: it is resident, and it has a copy on the host. Resident without a copy: as always. Neither: dropped, to be computed
 // again. Only a copy: it has left. Both: it can leave for nothing, until it is written to, which drops the copy.
 #pragma once
 

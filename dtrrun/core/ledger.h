@@ -58,10 +58,10 @@ class Ledger {
   std::shared_ptr<Debts> debts = std::make_shared<Debts>();
   Versions versions;
   Scratch scratch;
-  std::shared_ptr<HostTier> tier;  // null: constants stay
+  std::shared_ptr<HostTier> tier;  // null: nothing leaves
   Constants constants;             // empty until some have to leave
-  int64_t least_copy_bytes = 4096;  // smaller constants are not worth a copy on the host
-  int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is on the host
+  int64_t least_copy_bytes = 4096;  // what is smaller is not worth a copy on the host
+  int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is of constants on the host
   Backend& backend;
 
   // Returns the total cost of the program's own operators, in ns.

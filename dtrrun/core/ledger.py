@@ -49,7 +49,7 @@ class Ledger:
     step_work: int  # ns: what the longer of the two steps before has taken, without recomputation
     resident_bytes: int  # of the program's tensors and of those that dtrrun holds
     evicted_bytes: int
-    left_bytes: int  # the part of them that has left for the host
+    left_bytes: int  # the part of them that is of constants on the host
     left_peak_bytes: int
     scratch_bytes: int
     copied_bytes: int
@@ -62,7 +62,7 @@ class Ledger:
     recomputed_cost: int  # the part of `clock` that they are
     collection_due_ns: int  # value of `recomputed_ns` from which making room collects garbage
     least_bytes: int  # smaller storages are not worth a search
-    least_copy_bytes: int  # smaller constants are not worth a copy on the host
+    least_copy_bytes: int  # what is smaller is not worth a copy on the host
     paused: int  # how many times eviction is disabled at present
     limit: int  # what tensors may take
     budget_bytes: int | None
@@ -298,6 +298,12 @@ class Ledger:
         for version in reversed(self.versions.values()):
             if version.operation is not None and not version.mutations:
                 yield version.age, version.operation.signature.operator.name, version.nbytes
+
+
+def beside_tensors(ledger: Any) -> int:
+    """Return the bytes of a ledger's budget that are not for tensors: on a GPU, what else takes memory."""
+    beside: int = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0)
+    return beside
 
 
 class NoEviction:

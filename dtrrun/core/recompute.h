@@ -107,14 +107,13 @@ class Recomputer {
   // Gives what an operation has made to the versions that are not resident, and drops the rest.
   void collect(dtrrun::Run& now) {
     std::vector<std::pair<VersionRef, StorageRef>> made;
-    // What has become a constant and left for the host may have been written to since.
-    auto lacks = [](const Version* one) { return !one->resident && !one->has_left(); };
+    // Not to what is on the host: if that has become a constant, it may have been written to since.
     if (!now.maker->outputs) {
-      if (lacks(now.wanted)) made.emplace_back(VersionRef(now.wanted), now.made.at(0));
+      if (now.wanted->is_dropped()) made.emplace_back(VersionRef(now.wanted), now.made.at(0));
     } else {
       for (size_t i = 0; i < now.maker->outputs->size(); i++) {
         Version* one = (*now.maker->outputs)[i].version.get();
-        if (one != nullptr && lacks(one)) made.emplace_back(VersionRef(one), now.made.at(i));
+        if (one != nullptr && one->is_dropped()) made.emplace_back(VersionRef(one), now.made.at(i));
       }
     }
     ledger_.note_peak(ledger_.resident_bytes + now.maker->signature->output_bytes);

@@ -282,7 +282,7 @@ void Rematerializer::add_to(Plan& plan, Version* wanted, std::vector<Item>& stac
     for (Node* read : *maker) {
       Version* source = as_version(read);
       Recorded* below = maker_of(source);
-      if (source->resident || source->has_left() || below == nullptr) continue;
+      if (!source->is_dropped() || below == nullptr) continue;
       source->locks++;
       plan.find(maker)->locked.emplace_back(source);
       if (plan.find(below) != nullptr) continue;

@@ -69,7 +69,7 @@ struct Version : Node {
   StorageRef scratch;  // a storage that dtrrun holds for it: recomputed, or the copy of a constant that has changed since
   StorageRef copy;     // copy of a constant that is about to change: its storage once it has been superseded
   std::shared_ptr<Debts> debts;  // of the ledger that counts its copy
-  std::unique_ptr<HostCopy> host;  // copy of a constant on the host
+  std::unique_ptr<HostCopy> host;  // its copy on the host
   std::unique_ptr<std::vector<WeakVersion>> needed_by;  // versions whose secured recipes read this one
   Version *before = nullptr, *after = nullptr;          // links of the list in `Versions`
 
@@ -88,6 +88,8 @@ struct Version : Node {
 
   // Returns whether it has no memory, but can be brought back from the host.
   bool has_left() const { return !resident && host != nullptr; }
+  // Returns whether it has neither, and has to be computed again.
+  bool is_dropped() const { return !resident && host == nullptr; }
   void set_scratch(StorageRef storage) {
     scratch = std::move(storage);
     released = static_cast<bool>(scratch);

@@ -1,4 +1,4 @@
-// Where copies of constants live that have left the device (`core/host.h`): in a file, or for a GPU in pinned memory.
+// Where the copies of versions live that have left the device (`core/host.h`): in a file, or for a GPU in pinned memory.
 #pragma once
 
 #include <ATen/ops/empty.h>

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from dtrrun.simulator.log import Call, Instruction, Mutate
+from dtrrun.simulator.log import WORK, Call, Instruction, Mutate
 
 GIB = 1 << 30
 USABLE = 0.98
@@ -125,8 +125,8 @@ def _short(name: str) -> str:
 def priced(log: Sequence[Instruction], card: Card) -> list[Instruction]:
     """Return a log of an absent GPU with the costs that its operators have on a card."""
     return [
-        one._replace(cost=card.cost(one.operator, one.facts["work"]))
-        if isinstance(one, (Call, Mutate)) and one.facts and "work" in one.facts
+        one._replace(cost=card.cost(one.operator, one.facts[WORK]))
+        if isinstance(one, (Call, Mutate)) and one.facts and WORK in one.facts
         else one
         for one in log
     ]

@@ -67,7 +67,7 @@ class Point:
 class Curve:
     """Predictions for one log.
 
-    attend: called before each. overhead: in bytes on a GPU, None on the CPU. host: where constants may leave
+    attend: called before each. overhead: in bytes on a GPU, None on the CPU. host: where tensors may leave
     for; None: they stay.
     """
 

@@ -15,9 +15,9 @@ from typing import Any
 from dtrrun.core.host import HostMemory, expected_host
 from dtrrun.profiling.cards import WITHIN, Chosen, priced
 from dtrrun.profiling.room import budget_for, room_in
-from dtrrun.profiling.segments import taken_by
+from dtrrun.profiling.segments import made_by, released_by, taken_by
 from dtrrun.simulator.live import Prediction, predict
-from dtrrun.simulator.log import Annotate, Call, Constant, Instruction, Mutate, Release, read_log
+from dtrrun.simulator.log import NOTE, Annotate, Call, Instruction, read_log
 
 CONTEXT = 600_000_000
 """Bytes allowed for CUDA's context, libraries and their workspaces."""
@@ -31,9 +31,6 @@ STEP, NEARER = 0.95, 3
 """The ratio of budgets that are tried one after another, and how often the last interval is halved."""
 FITS, TIGHT, WITH_BUDGET, NO = "fits", "tight", "budget", "no"
 """Verdicts: it fits; it fits if the allocator returns what it does not use; inside a budget; not at all."""
-
-NOTE = "NOTE "
-"""Begins an annotation that is for the user (`runtime.absent.recorder`)."""
 
 
 class NothingOnGpu(Exception):
@@ -147,14 +144,10 @@ def fit_of(
 
 def _left(log: Sequence[Instruction]) -> int:
     """Return the bytes of what is there at the end of a log."""
-    sizes: dict[int, int] = {}
+    sizes: dict[int | None, int] = {}
     for one in log:
-        if isinstance(one, Constant) and one.facts:
-            sizes[one.facts["storage"]] = one.nbytes
-        elif isinstance(one, (Call, Mutate)) and one.facts:
-            sizes |= {number: nbytes for _, number, nbytes, _ in one.facts.get("out", ())}
-        elif isinstance(one, Release) and one.facts:
-            sizes.pop(one.facts["storage"], None)
+        sizes |= made_by(one)
+        sizes.pop(released_by(one), None)
     return sum(sizes.values())
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from dtrrun.simulator.log import Call, Constant, Instruction, Mutate, Release
+from dtrrun.simulator.log import WORK, Call, Constant, Instruction, Mutate, Release
 
 SMALL, SMALL_SEGMENT = 1 << 20, 2 << 20
 LARGE_SEGMENT, LEAST_OWN, STEP = 20 << 20, 10 << 20, 2 << 20
@@ -91,28 +91,37 @@ def _segment_for(nbytes: int) -> int:
     return LARGE_SEGMENT if nbytes < LEAST_OWN else -(-nbytes // STEP) * STEP
 
 
+def made_by(one: Instruction) -> list[tuple[int, int]]:
+    """Return the numbers and bytes of the storages that begin with an instruction of such a log."""
+    if isinstance(one, Constant) and one.facts:
+        return [(one.facts["storage"], one.nbytes)]
+    if isinstance(one, (Call, Mutate)) and one.facts:
+        return [(number, nbytes) for _, number, nbytes, _ in one.facts.get("out", ())]
+    return []
+
+
+def released_by(one: Instruction) -> int | None:
+    """Return the number of the storage that ends with an instruction of such a log, if one does."""
+    return one.facts["storage"] if isinstance(one, Release) and one.facts else None
+
+
 def taken_by(log: Iterable[Instruction]) -> tuple[int, int, int]:
     """Return the most bytes at once of tensors, of tensors and workspaces, and of segments.
 
     log: of `runtime.absent`.
     """
     allocator = Segments()
-    blocks: dict[int, Block] = {}
+    blocks: dict[int | None, Block] = {}
     now = tensors = most = 0
     for one in log:
-        made: list[tuple[int, int]] = []
         workspace = 0
-        if isinstance(one, Constant) and one.facts:
-            made = [(one.facts["storage"], one.nbytes)]
-        elif isinstance(one, (Call, Mutate)) and one.facts:
-            made = [(number, nbytes) for _, number, nbytes, _ in one.facts.get("out", ())]
-            workspace = -(-one.facts["work"][3] // LEAST_SPLIT) * LEAST_SPLIT
-        elif isinstance(one, Release) and one.facts:
-            block = blocks.pop(one.facts["storage"], None)
-            if block is not None:
-                now -= block.wanted
-                allocator.free(block)
-        for number, nbytes in made:
+        if isinstance(one, (Call, Mutate)) and one.facts:
+            workspace = -(-one.facts[WORK][3] // LEAST_SPLIT) * LEAST_SPLIT
+        block = blocks.pop(released_by(one), None)
+        if block is not None:
+            now -= block.wanted
+            allocator.free(block)
+        for number, nbytes in made_by(one):
             if nbytes:
                 blocks[number] = allocator.allocate(nbytes)
                 now += nbytes

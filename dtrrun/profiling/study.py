@@ -186,7 +186,7 @@ class Study:
         )
 
     def _host(self) -> HostMemory | None:
-        """Return where constants may leave for in runs with a budget; None if they stay."""
+        """Return where tensors may leave for in runs with a budget; None if they stay."""
         assert self.plain is not None
         budget, on_gpu = self.settings.host_budget, self.plain.overhead_bytes is not None
         if budget == NO_HOST or (budget == AUTO_HOST and not on_gpu):

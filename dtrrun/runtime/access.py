@@ -135,7 +135,7 @@ class Access:
 
     @property
     def constants_leave(self) -> bool:
-        """Whether not even what can't be evicted need fit into the budget at once."""
+        """Whether weights and state may leave for the host, so that not all need fit at once."""
         return self._ledger.constants_leave
 
     def reach(self, tensor: torch.Tensor, writes: bool, escapes: bool) -> Callable[[], None]:

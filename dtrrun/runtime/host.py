@@ -1,4 +1,4 @@
-"""Where constants may leave for: how much of the host's memory, and of which kind (`core/host.h`).
+"""Where tensors may leave for: how much of the host's memory, and of which kind (`core/host.h`).
 
 For a budget on a GPU, copies live in pinned memory of the host; for one on the CPU in a file, since copying
 them elsewhere in the same memory would gain nothing.

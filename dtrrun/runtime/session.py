@@ -20,7 +20,7 @@ from dtrrun.bindings import graph_of
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Signature, Version
 from dtrrun.core.heuristics import AUTO, STEADY
-from dtrrun.core.ledger import GIVEN_UP
+from dtrrun.core.ledger import GIVEN_UP, beside_tensors
 from dtrrun.runtime import device as devices
 from dtrrun.runtime import optional, shapes, storage, tracebacks
 from dtrrun.runtime.access import Access
@@ -418,8 +418,8 @@ class Session:
         """Call a function at the end of each optimizer step from now on, with a dict of its figures.
 
         These are `step` (counted from 1), `seconds`, `peak_bytes`, `evictions`, `rematerializations`,
-        `rematerialization_seconds`, `host_copies` and `host_copied_bytes` (weights and state that have moved
-        to the host and back), and `budget_bytes`, unless there is no budget. The first step includes what ran
+        `rematerialization_seconds`, `host_copies` and `host_copied_bytes` (what has been copied to the
+        host and back), and `budget_bytes`, unless there is no budget. The first step includes what ran
         before it. Exceptions of the function leave the optimizer's `step`.
         """
         self.steps.callbacks.append(OnStep(self, callback))
@@ -515,8 +515,7 @@ class Session:
         if self._learning is not None:
             self._learning.forget()
         ledger, plain = self.ledger, self._plain(error, failed)
-        beside = (ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values())
-        error.keep_to(plain.so_far + max(*beside, 0))
+        error.keep_to(plain.so_far + beside_tensors(ledger))
         facts: dict[str, Any] = {
             "operator": error.operator,
             "needed_bytes": error.needed_bytes,

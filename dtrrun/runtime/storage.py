@@ -18,7 +18,6 @@ own_storage_of = torch._C.TensorBase.untyped_storage
 """The unpatched method: `escapes` patches that of torch.Tensor."""
 _storage_of: Any = own_storage_of
 address_of: Any = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
-nbytes_of: Any = torch._C.StorageBase.nbytes  # type: ignore[attr-defined]
 bytes_of: Any = torch._C.StorageBase.nbytes  # type: ignore[attr-defined]  # and see `escapes`
 resize: Any = torch._C.StorageBase.resize_  # type: ignore[attr-defined]  # unpatched too: see `resizes`
 

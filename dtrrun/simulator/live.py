@@ -82,7 +82,7 @@ def predict(
 ) -> Prediction:
     """Replay a log of `dtrrun record` as the runtime would run it with the budget set from the beginning.
 
-    host: where constants may leave for; if None, where they could in the session that wrote the log. limit:
+    host: where tensors may leave for; if None, where they could in the session that wrote the log. limit:
     multiple of the plain run's time; a run that recomputes and copies more ends as `thrash` (Sec. 4.2).
     warn_only: as `--over-budget evict`. watched: returns the steps known to a heuristic with foresight; those
     of this log if None. name: for errors, if `log` is not a path. options: for `make_policy`. Raises LogError

@@ -28,6 +28,11 @@ from typing import IO, Any, NamedTuple
 START = "START"
 BACKWARD = "BACKWARD"
 STEP = "STEP"
+NOTE = "NOTE "
+"""Begins an annotation that is for the user of `dtrrun estimate`."""
+WORK = "work"
+"""Key of the fact, in its logs, with an operator's (floating-point operations, precision, bytes read and
+written, bytes of its workspace)."""
 
 
 Facts = dict[str, Any] | None

@@ -91,7 +91,7 @@ native(
      "int64_t nbytes = «maker->signature->output_bytes» - (without_workspace", "int64_t{0}",
      "rematerialization::room_is_made_for_what_a_replay_makes_and_copies"),
     ("outputs that are there are replaced",
-     "if (one != nullptr && «lacks(one)») made.emplace_back", "true",
+     "if (one != nullptr && «one->is_dropped()») made.emplace_back", "true",
      "rematerialization::outputs_that_are_there_are_left_alone"),
     ("outputs that others wait for are dropped", "} else if («one == now.wanted || one->locks != 0») {",
      "one == now.wanted",

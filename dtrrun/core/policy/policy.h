@@ -78,8 +78,7 @@ class Policy {
   double price(Node* node, int64_t now) {
     int64_t since = std::max<int64_t>(now - node->last_access, 1);
     if (heuristic_.function) return divided(node->cost, 1, since);
-    int64_t cost = projected_cost(node);
-    return heuristic_.score(copy_cost_ ? std::min(cost, copy_cost_(node)) : cost, 1, since);
+    return heuristic_.score(search_->cheaper(node, projected_cost(node)), 1, since);
   }
 
   // Returns the score of something with this cost, whose next use is as far away as one would assume at this staleness.

@@ -32,9 +32,10 @@ class Search {
   // least number wins.
   virtual KeptNode choose(int64_t now, const Evictable& evictable) = 0;
 
- protected:
   // Returns what it costs to bring a node back, in the cheaper of two ways. cost: that of recomputing it.
   int64_t cheaper(const Node* node, int64_t cost) const { return copy_cost_ ? std::min(cost, copy_cost_(node)) : cost; }
+
+ protected:
   // Returns the factor on the score. It can only rise until `next`, when the node is used, or until the node is made due.
   // whole: if false, returns a lower bound that considers the node alone.
   double factor(Node* node, int64_t number, Item& item, bool whole, int64_t& next) const {

@@ -31,19 +31,16 @@ NOTHING = (
 """Functions that need to do nothing."""
 
 
+def nothing(*_: Any, **__: Any) -> None:
+    """Take any arguments, and do nothing."""
+
+
 class Stream:
     """A stream of a GPU: work is in its order anyway."""
 
     device = torch.device("cuda", 0)
     device_index, cuda_stream, stream_id, priority = 0, 0, 0, 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        pass
-
-    wait_event = wait_stream = synchronize = _nothing
+    __init__ = wait_event = wait_stream = synchronize = nothing
 
     def query(self) -> bool:
         return True
@@ -61,13 +58,7 @@ class Stream:
 class Event:
     """An event, which has always happened."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def _nothing(self, *_: Any, **__: Any) -> None:
-        pass
-
-    record = wait = synchronize = _nothing
+    __init__ = record = wait = synchronize = nothing
 
     def query(self) -> bool:
         return True

@@ -2,7 +2,7 @@
 
 Every storage's birth and death is logged from the program's start, rounded as CUDA's caching allocator
 rounds. What an operator costs is not known here: the log has what it computes and moves (`WORK`), from which
-`dtrrun.simulator.cards` computes its time on any card.
+`dtrrun.profiling.cards` computes its time on any card.
 """
 
 from __future__ import annotations
@@ -17,20 +17,16 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dtrrun.runtime.dispatch.arguments import covers, is_leaf, outputs_of
-from dtrrun.runtime.dispatch.call import are_alike
+from dtrrun.runtime.dispatch.call import places_in_lists
 from dtrrun.runtime.observe.step_log import FORMAT, Facts, StepLog, open_log
 from dtrrun.runtime.observe.training_memory import GRADIENT
 from dtrrun.runtime.operators import Operator, operator_of
 from dtrrun.runtime.storage import CUDA_ROUNDING, own_storage_of
+from dtrrun.simulator.log import NOTE, WORK
 
 BATCH = "loaded or copied"
 """The pin of what comes from the CPU (`core/pin.h`): nothing can compute it again."""
 WATCHED = "_dtrrun_watched"
-WORK = "work"
-"""Key of the fact with an operator's (floating-point operations, precision, bytes read and written, bytes of
-its workspace)."""
-NOTE = "NOTE "
-"""Begins an annotation that is for the user."""
 FP32, TF32, HALF = "fp32", "tf32", "bf16"
 
 
@@ -229,18 +225,13 @@ def _list_places(
     """Like `TensorCall.places`."""
     if not operator.splits:
         return None
-    places: list[int] = []
-    lengths = set()
-    for value in (*args, *kwargs.values()):
-        tensors = [one for one in outputs_of(value, []) if is_here(one)]
-        if not isinstance(value, (list, tuple)) or not value:
-            places += [-1] * len(tensors)
-            continue
-        lengths.add(len(value))
-        if tensors and (len(tensors) != len(value) or not are_alike(tensors)):
-            return None
-        places += range(len(tensors))
-    return places if len(lengths) == 1 and max(places, default=-1) >= 0 else None
+    return places_in_lists(
+        (
+            [one for one in outputs_of(value, []) if is_here(one)],
+            len(value) if isinstance(value, (list, tuple)) else 0,
+        )
+        for value in (*args, *kwargs.values())
+    )
 
 
 def _written(operator: Operator, places: dict[int | str, list[int]], numbers: list[int]) -> list[list[int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -171,18 +172,11 @@ class TensorCall(Call):
         """
         if not self.operator.splits:
             return None
-        places: list[int] = []
-        lengths = set()
-        for value in (*self.template, *self.kwargs.values()):
-            count = holes_in(value)
-            if type(value) is not list or not value:
-                places += [-1] * count
-                continue
-            lengths.add(len(value))
-            if count and (count != len(value) or not are_alike(self.tensors[len(places) :][:count])):
-                return None
-            places += range(count)
-        return places if len(lengths) == 1 and max(places, default=-1) >= 0 else None
+        tensors = iter(self.tensors)
+        return places_in_lists(
+            ([*islice(tensors, holes_in(value))], len(value) if type(value) is list else 0)
+            for value in (*self.template, *self.kwargs.values())
+        )
 
     def changed(self) -> list[Version]:
         """Return the versions that it will write to."""
@@ -249,7 +243,25 @@ class TensorCall(Call):
             self.replay_signature()
 
 
-def are_alike(tensors: list[torch.Tensor]) -> bool:
+def places_in_lists(arguments: Iterable[tuple[Sequence[torch.Tensor], int]]) -> list[int] | None:
+    """Return the value of `TensorCall.places`, for an operator that can be split.
+
+    arguments: the tensors of each argument, and the length of the list that it is; 0 if it is none.
+    """
+    places: list[int] = []
+    lengths = set()
+    for tensors, length in arguments:
+        if not length:
+            places += [-1] * len(tensors)
+            continue
+        lengths.add(length)
+        if tensors and (len(tensors) != length or not are_alike(tensors)):
+            return None
+        places += range(len(tensors))
+    return places if len(lengths) == 1 and max(places, default=-1) >= 0 else None
+
+
+def are_alike(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether part of a list of tensors takes the same kernel as the list (`native/split_lists.h`)."""
     first = tensors[0]
     return not first.is_cuda or all(

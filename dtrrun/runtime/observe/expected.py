@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dtrrun.core.graph import Geometry, Operation, Signature, Version
-from dtrrun.core.ledger import COPIED, GATHERED, INPUT_LOST, INPUT_MUTATED, Ledger
+from dtrrun.core.ledger import COPIED, GATHERED, INPUT_LOST, INPUT_MUTATED, Ledger, beside_tensors
 from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.observe.rehearsal import LIMIT, Rehearsal
@@ -166,8 +166,7 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
     if ledger.constants_leave:
         return _beside_the_host(refused, plain, growth)
     estimate = expected_budget(refused)
-    beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
-    beside += growth
+    beside = beside_tensors(ledger) + growth
     so_far, least, trains = plain.so_far + beside, error.least_bytes, estimate.trains
     whole = _whole_step(refused, plain, estimate)
     whole += beside if whole else 0
@@ -214,7 +213,7 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
 def _beside_the_host(refused: Refused, plain: Plain, growth: int) -> Advised:
     """Return the budgets for a program whose constants leave for the host: operators' tensors have to fit."""
     ledger, signatures, training, error, inputs, _, _ = refused
-    beside = max((ledger.budget_bytes or 0) - ledger.limit, sum(ledger.overhead.values()), 0) + growth
+    beside = beside_tensors(ledger) + growth
     seen: Iterable[Any] = ledger.versions.values()
     stays = sum(one.nbytes for one in seen if one.resident and one.operation is None and not one.leaves)
     stays += sum(ledger.pinned_blocks().values()) + beside
@@ -285,8 +284,7 @@ def expected_budget(refused: Refused) -> Estimate:
             kept += version.nbytes
             of_update = key not in trained and version.pin in LOST_PINS and version.nbytes in sizes
             lost += version.nbytes if of_update else 0
-    around = sum(ledger.pinned_blocks().values())
-    around += max(ledger.budget_bytes - ledger.limit, sum(ledger.overhead.values()), 0)  # on a GPU
+    around = sum(ledger.pinned_blocks().values()) + beside_tensors(ledger)
     reached = None
     if in_backward():
         reached = {source.key for source in (*inputs, *_read(operations))}

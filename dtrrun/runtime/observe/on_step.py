@@ -41,6 +41,6 @@ class OnStep:
         return figures
 
     def _copies(self) -> tuple[int, int]:
-        """Return how many constants have been copied to the host and back so far, and their bytes."""
+        """Return how many tensors have been copied to the host and back so far, and their bytes."""
         host = self._session.host.counters()
         return host["copies_out"] + host["copies_in"], host["copied_out_bytes"] + host["copied_in_bytes"]

@@ -22,7 +22,7 @@ MOST = 999.0
 class StepClock:
     """Time and memory of each step. At its end `stepped` is called with the optimizer, and then `ended`.
 
-    Then follow the program's own `callbacks`, and `last`, which may end it.
+    Then follow the program's own `callbacks`, and `afterwards()`, which may end it.
 
     `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures; on a
     GPU, `effective` ones. What runs in the context `own()` is counted as dtrrun's work.
@@ -34,14 +34,14 @@ class StepClock:
         ended: Any,
         stepped: Any = lambda optimizer: None,
         own: Any = nullcontext,
-        last: Any = lambda: None,
+        afterwards: Any = lambda: None,
     ) -> None:
         self.count = 0
         self.last: dict[str, int] | None = None
         self.latest: deque[dict[str, int]] = deque(maxlen=KEPT)
         self.slowdowns = Sample()
         self._totals = totals
-        self._stepped, self._ended, self._own, self._finally = stepped, ended, own, last
+        self._stepped, self._ended, self._own, self._afterwards = stepped, ended, own, afterwards
         self.callbacks: list[Callable[[], object]] = []
         self._before: dict[str, int] = totals()
 
@@ -51,7 +51,7 @@ class StepClock:
                 self._step(optimizer)
             for callback in self.callbacks:
                 callback()
-            self._finally()
+            self._afterwards()
 
         self._handle = register_optimizer_step_post_hook(stepped)
 

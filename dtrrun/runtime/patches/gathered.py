@@ -219,7 +219,7 @@ class Gathered:
         """Resize a tensor's storage, unless it is not that of a gathered weight. Raises the budget error."""
         with self._slow_path.own(), unseen():
             storage = memory.own_storage_of(tensor)
-            if memory.nbytes_of(storage) == nbytes:
+            if memory.bytes_of(storage) == nbytes:
                 return True
             joins()
             with self._slow_path.lock:
