@@ -41,8 +41,8 @@ WHY_LOST = (
 WHY_AWAY = (
     "dtrrun: an evicted tensor is needed and cannot be recomputed: FSDP has freed the weights that it was "
     "computed from, or has gathered others since, and only autograd referred to the tensor when they were "
-    "freed. Let the program refer to it (not only to its `.data`) when the module's forward pass ends, or "
-    "keep it in memory (session.pin)."
+    "freed. Let the program refer to it when the module's forward pass ends, or keep it in memory "
+    "(session.pin)."
 )
 WHY_GIVEN_UP = (
     "dtrrun: this tensor has no data any more. It was evicted when a block of dtrrun.budget ended by an "

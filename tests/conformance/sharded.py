@@ -5,8 +5,11 @@ Each builds its model and returns what a user would want to be equal. They run i
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -16,10 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 D = 32
@@ -70,6 +74,14 @@ def train(
         losses.append(loss.detach())
     state = [getattr(one, "_local_tensor", one) for of in optimizer.state.values() for one in of.values()]
     return {"losses": losses, "weights": local(model), "state": state}
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    loss = model(batch()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
 
 
 def blocks(kind: Callable[[], nn.Module] = Block, count: int = 3) -> list[nn.Module]:
@@ -218,6 +230,27 @@ def kept_by_its_module() -> Any:
     return train(sharded(*blocks(Keeps)), loss_of)
 
 
+def kept_by_its_data() -> Any:
+    """No operator makes what the module keeps."""
+    seen: list[Any] = []
+
+    class Keeps(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(1))
+
+        def kept(self, hidden: torch.Tensor) -> torch.Tensor:
+            seen.append((hidden * 2).data)
+            self.last.data = torch.sin(hidden)
+            return hidden
+
+    def loss_of(model: Any, x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return y.square().mean() + sum(one.mean() for one in [*seen, *(one.last for one in model[:3])])
+
+    return train(sharded(*blocks(Keeps)), loss_of), seen
+
+
 def views_and_parts_kept() -> Any:
     seen: list[Any] = []
 
@@ -346,6 +379,101 @@ def loaded_and_saved() -> Any:
     return first, second, train(model), local(model)
 
 
+def saved_and_loaded_in_parts() -> Any:
+    """By `torch.distributed.checkpoint`, also in a thread of its own while training goes on."""
+    from torch.distributed import checkpoint as parts
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = sharded(*blocks())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+
+    def steps() -> list[torch.Tensor]:
+        return [step(model, optimizer) for _ in range(2)]
+
+    def state() -> dict[str, Any]:
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    losses = [steps()]
+    parts.save(state(), checkpoint_id=f"{folder[0]}/first")
+    of_their_own = dist.new_group()  # the thread has collectives, too
+    later = parts.async_save(state(), checkpoint_id=f"{folder[0]}/second", process_group=of_their_own)
+    losses.append(steps())
+    later.result()
+    for name in ("first", "second"):
+        found = state()
+        parts.load(found, checkpoint_id=f"{folder[0]}/{name}")
+        set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+        losses.append(steps())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(str(folder[0]))
+    return losses, local(model)
+
+
+def built_on_the_meta_device() -> Any:
+    with torch.device("meta"):
+        model = sharded(*blocks())
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.LayerNorm)):
+            module.reset_parameters()
+    return train(model)
+
+
+def offloaded_to_the_cpu() -> Any:
+    return train(sharded(*blocks(), offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+class Rounded(torch.Tensor):
+    """A weight that is gathered in fewer bits, as torchao's are."""
+
+    @staticmethod
+    def __new__(cls, whole: torch.Tensor) -> Rounded:
+        return torch.Tensor._make_wrapper_subclass(cls, whole.shape, whole.stride(), dtype=whole.dtype)
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self.whole = whole
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map_only(cls, lambda one: one.whole, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> Any:
+        return (self.whole.to(torch.bfloat16),), None
+
+    def fsdp_post_all_gather(
+        self, outputs: Any, metadata: Any, dtype: torch.dtype, *, out: torch.Tensor | None = None
+    ) -> Any:
+        if out is None:
+            whole = outputs[0].to(dtype)
+            return whole, (whole,)
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(out):
+            out.copy_(outputs[0])
+        return None
+
+
+def gathered_in_fewer_bits() -> Any:
+    """What the weights become when they have been gathered is freed with them."""
+    parts = blocks()
+    for one in parts:
+        for linear in (one.up, one.down):
+            linear.weight = nn.Parameter(Rounded(linear.weight.detach()))
+    model = sharded(*parts)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = [step(model, optimizer) for _ in range(3)]
+    return losses, [getattr(one, "whole", one) for one in local(model)]
+
+
+def in_another_thread() -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(train_plain).result()
+
+
 def by_hybrid_sharding() -> Any:
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicated", "sharded"))
     return train(sharded(*blocks(), mesh=mesh))
@@ -391,6 +519,12 @@ DEAR = (
     evaluated_and_clipped,
     loaded_and_saved,
     with_tensor_parallelism,
+    kept_by_its_data,
+    gathered_in_fewer_bits,
+    built_on_the_meta_device,
+    offloaded_to_the_cpu,
+    in_another_thread,
+    saved_and_loaded_in_parts,
 )
 IN_FOUR = (
     train_plain,

@@ -85,6 +85,7 @@ class Gathered:
             self._patches.wrap(module._fsdp_param, "free_storage", self._freeing)
             self._patches.wrap(module._fsdp_param, "alloc_storage", self._allocating)
             self._patches.wrap(module._fsdp_param.DTensor, "__init__", self._wrapping)
+            self._patches.wrap(torch.Tensor, "data", self._native.noted, assigns=self._assigning)
 
         self._forget_import = after_import(PACKAGE, imported)
 
@@ -197,6 +198,18 @@ class Gathered:
                 self._native.note_wrapper(tensor, "_local_tensor")
 
         return init
+
+    # -- tensors that no operator makes -------------------------------------------------------------------
+
+    def _assigning(self, original: Function) -> Function:
+        """From then on, the tensor is one over the other's storage."""
+        note = self._native.noted(lambda tensor: tensor)
+
+        def assign(tensor: torch.Tensor, other: torch.Tensor) -> None:
+            original(tensor, other)
+            note(tensor)
+
+        return assign
 
     # -- they leave ------------------------------------------------------------------------------------
 

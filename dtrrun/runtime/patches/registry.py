@@ -90,13 +90,19 @@ class Patches:
         self._lasting = lasting
 
     def wrap(
-        self, owner: Any, name: str, make: Make, *aliases: tuple[Any, str], optional: bool = False
+        self,
+        owner: Any,
+        name: str,
+        make: Make,
+        *aliases: tuple[Any, str],
+        optional: bool = False,
+        assigns: Make | None = None,
     ) -> None:
         """Replace the attribute `name` of `owner` by `make(original)`. If it does not exist, `lack` notes it.
 
         aliases: other places where PyTorch keeps the same C function. A Python function needs none: all
         references to it are affected, including older ones. optional: not every PyTorch that we support has
-        the attribute.
+        the attribute. assigns: of an attribute that C computes, likewise for what sets it.
         """
         found = inspect.getattr_static(owner, name, None)
         if found is None:
@@ -109,7 +115,9 @@ class Patches:
             layer = _Code(owner, name, function, make)
         elif inspect.isgetsetdescriptor(found):
             read = _entry(make, found.__get__, hide, False)
-            layer = _Attribute(found, property(read, doc=found.__doc__), ((owner, name),))
+            write = found.__set__ if assigns is None else _entry(assigns, found.__set__, hide, False)
+            stand_in = property(read, write, found.__delete__, found.__doc__)
+            layer = _Attribute(found, stand_in, ((owner, name),))
         else:
             kind: type[StandIn] = MethodStandIn if hasattr(type(found), "__get__") else StandIn
             if isinstance(found, ClassMethodDescriptorType):
