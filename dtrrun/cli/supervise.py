@@ -19,6 +19,7 @@ from dtrrun.launch.errors import FAILED
 from dtrrun.launch.outcome import explained, judge, read_marks
 from dtrrun.launch.process import run
 from dtrrun.launch.pty import Terminal
+from dtrrun.launch.ranks import Ranks
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.signals import die_of
 from dtrrun.launch.timeline import Timeline
@@ -76,7 +77,11 @@ def supervise(
         said: deque[str] = deque()  # filled by the sampler's thread while the view uses the terminal
         tell = say if view is None else said.append
         started = time.monotonic()
-        with _timeline(options, folder) as timeline, _sampler(settings, options, tell) as sampler:
+        with (
+            _timeline(options, folder) as timeline,
+            _sampler(settings, options, tell) as sampler,
+            Ranks(folder, tell),
+        ):
             returncode = _run(settings, command, view, sampler, said)
         elapsed = time.monotonic() - started
 

@@ -6,7 +6,6 @@ the same with a live table, without one, and in a quiet run.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -16,9 +15,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from dtrrun.monitor.ladder import Ladder, on_gpu, same_namespace
-from dtrrun.monitor.namespaces import is_ours
+from dtrrun.monitor.ladder import Ladder, on_gpu
 from dtrrun.monitor.nvml import NvmlUnavailable, start, stop
+from dtrrun.monitor.sending import send
 from dtrrun.monitor.violations import NAMED, Tally, budget_of, exceeded
 from dtrrun.telemetry.driver import SOURCES, DriverUse, Figure, write
 from dtrrun.telemetry.record import Snapshot, read_all
@@ -138,20 +137,10 @@ class Sampler:
                 self._alert(f"warning: {text}")
         elif self.stopped is None:
             self.stopped = text
-            if same_namespace(snapshot) and is_ours(snapshot.pid):
-                _terminate(snapshot.pid)
+            send(snapshot, signal.SIGTERM)
             self._send(signal.SIGTERM)
 
     def _once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._tell(text)
-
-
-def _terminate(pid: int) -> None:
-    """Send SIGTERM to a process, or to its group if it has its own (torchrun's ranks)."""
-    with suppress(OSError):  # it has ended meanwhile
-        if os.getpgid(pid) == os.getpgrp():
-            os.kill(pid, signal.SIGTERM)
-        else:
-            os.killpg(os.getpgid(pid), signal.SIGTERM)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
 from dtrrun.launch.outcome import Marks, judge, read_marks
+from dtrrun.launch.ranks import Ranks
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
@@ -89,7 +90,7 @@ def run_trial(
     settings: RuntimeSettings, command: Sequence[str], patience: float, attend: Callable[[], None]
 ) -> Trial:
     """Run `command` under `settings`, which stop it after a few steps. Raises LaunchError."""
-    with records_folder() as folder, watched(settings, folder):
+    with records_folder() as folder, watched(settings, folder), Ranks(folder):
         environment = child_environment(replace(settings, record_dir=folder))
         ended = run_captured(command, environment, patience, attend)
         return judged(ended, read_all(folder), read_marks(Path(folder)))

@@ -112,6 +112,8 @@ def deactivate() -> None:
 
 def finish(pid: int) -> None:
     """Close the record of the process `pid`, unless this is a fork of it. Evicted tensors stay evicted."""
+    from dtrrun.telemetry.record import ENDED, TOO_SMALL
+
     if _active is not None and os.getpid() == pid and _active.writer is not None:
         writer, session = _active.writer, _active
         if isinstance(session, Session):
@@ -123,7 +125,9 @@ def finish(pid: int) -> None:
             session.ended()
         session._publish()
         session.writer = None
-        writer.close()
+        # Python keeps the exception that ends a program.
+        too_small = isinstance(getattr(sys, "last_value", None), BudgetError)
+        writer.close(TOO_SMALL if too_small else ENDED)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ from dtrrun.telemetry.fields import COUNTERS
 SUFFIX = ".record"
 MAGIC = b"dtrrun\x00\x01"  # the last byte is the format's version
 STATUS_AT, STATUS_BYTES = 16, 48
+ENDED, TOO_SMALL = "ended", "budget too small"
+"""Statuses that a process gives itself; `TOO_SMALL`: an error about the budget has ended it."""
 COUNTERS_AT, COUNTERS_BYTES = 64, 8 * len(COUNTERS)
 BLOCK = struct.Struct("<qII")  # sequence number (0: never written), length, checksum
 BLOCK_BYTES = 256 * 1024
@@ -70,12 +72,12 @@ class Writer:
         self.counters[WALL] = time.monotonic_ns() - self._start_ns
         self._write_block(1 + self._sequence % 2, self._sequence, tables)
 
-    def close(self, status: str = "ended") -> None:
+    def close(self, status: str = ENDED) -> None:
         """End the record with a status given by the process itself. The file stays."""
         if self._map is None:
             return
         self.counters[WALL] = time.monotonic_ns() - self._start_ns
-        text = (status or "ended").encode()[:STATUS_BYTES]
+        text = (status or ENDED).encode()[:STATUS_BYTES]
         self._map[STATUS_AT : STATUS_AT + len(text)] = text
         self._let_go()
 
@@ -144,18 +146,30 @@ def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
 
 
 def this_process() -> dict[str, Any]:
-    """Return what any process knows about itself; rank is None outside torchrun and the like."""
+    """Return what any process knows about itself; rank and world are None outside torchrun and the like."""
     rank = os.environ.get("RANK", "")
     return {
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "rank": int(rank) if rank.isdecimal() else None,
+        "world": _world(),
         "argv": list(getattr(sys, "argv", ())),
         "start": time.time(),
         # A script may set it before CUDA is initialised, and it determines the numbering of devices.
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "pid_namespace": pid_namespace(),
     }
+
+
+WORLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+"""The variables that are the same in all ranks that wait for one another, and differ from those of others."""
+
+
+def _world() -> str | None:
+    """Return what the ranks have in common that wait for one another; None for a process alone."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
+        return None
+    return " ".join(os.environ.get(name, "-") for name in WORLD)
 
 
 def pid_namespace() -> str | None:

@@ -27,6 +27,12 @@ def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
     return {name: max(values) if name in LARGEST else sum(values) for name, values in every.items()}
 
 
+def least_bytes_of(error: Row) -> int:
+    """Return the least budget that an error about the budget names."""
+    nbytes = error.get("least_budget_bytes")
+    return nbytes if isinstance(nbytes, int) else 0
+
+
 PLACE = ("module", "line", "name")
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
+from dtrrun.telemetry.record import TOO_SMALL
 from dtrrun.views.figures import too_few
 from dtrrun.views.holding import sections
 from dtrrun.views.panels import (
@@ -260,8 +261,13 @@ def _pinned(rows: list[dict[str, Any]], width: int) -> Table:
 
 
 def _too_small(report: dict[str, Any]) -> Text:
-    went_on = "" if report["exit_code"] else "The program went on after that. "
+    ended = report["exit_code"] or any(one["status"] == TOO_SMALL for one in report["processes"])
+    went_on = "" if ended else "The program went on after that. "
+    error = report["error"] or {}
+    who = ""
+    if len(report["processes"]) > 1 and "pid" in error:  # missing in reports of older versions
+        who = f"{process_name(error)}: "
     return Text.assemble(
         ("budget too small  ", "yellow" if went_on else "bold red"),
-        f"{went_on}It takes {least_budget(report)}.",
+        f"{who}{went_on}It takes {least_budget(report)}.",
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.fields import PARTS
-from dtrrun.views.figures import merged, merged_pinned, merged_places, slowdown, too_few
+from dtrrun.views.figures import least_bytes_of, merged, merged_pinned, merged_places, slowdown, too_few
 from dtrrun.views.report import COMPILED_COUNTS, HOST_COUNTS, NATIVE_COUNTS
 
 Report = dict[str, Any]
@@ -73,7 +73,7 @@ def merge(reports: Mapping[str, Report]) -> Report:
             **{name: sum(one["verify"][name] for one in found) for name in ("storages", "mismatches")},
             "operators": merged(_rows([one["verify"] for one in found], "operators"), "operator", "count"),
         },
-        "error": next(iter(_present(found, "error")), None),
+        "error": max(_present(found, "error"), key=least_bytes_of, default=None),
         "holds": max(_present(found, "holds"), key=lambda held: held["bytes"], default=None),
         "processes": _processes(reports),
         "timeline": _timeline(found),

@@ -11,6 +11,7 @@ from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.telemetry.times import bound_by, breakdown
 from dtrrun.views.figures import (
+    least_bytes_of,
     merged,
     operators,
     pinned,
@@ -102,7 +103,6 @@ def _step(step: Any) -> dict[str, Any] | None:
 def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
     counters = total(snapshots)
     seconds = breakdown(counters)
-    errors = [error for snapshot in snapshots if isinstance(error := snapshot.tables.get("error"), dict)]
     return {
         "peak_bytes": counters.get("peak_bytes", 0),
         "process_peak_bytes": counters.get("process_peak_bytes", 0) or None,
@@ -134,8 +134,18 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
             "mismatches": counters.get("verify_mismatches", 0),
             "operators": merged(table(snapshots, "mismatches"), "operator", "count"),
         },
-        "error": errors[0] if errors else None,
+        "error": _error(snapshots),
     }
+
+
+def _error(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
+    """Return the error about the budget of the process that needs most."""
+    found = [
+        {**error, "pid": one.pid, "rank": one.meta.get("rank")}
+        for one in snapshots
+        if isinstance(error := one.tables.get("error"), dict)
+    ]
+    return max(found, key=least_bytes_of, default=None)
 
 
 CHANGE = ("seconds", "step", "from_bytes", "to_bytes", "reason", "operator", "least_bytes")

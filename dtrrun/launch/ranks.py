@@ -1,0 +1,85 @@
+"""Ends the ranks that wait for one whose budget was too small.
+
+Such a rank ends with an error, and the others wait for it in a collective: with NCCL, for ten minutes.
+torchrun ends them at once. A shell script that starts ranks in the background, or a batch system, may not.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dtrrun.monitor import sending
+from dtrrun.telemetry.record import TOO_SMALL, Snapshot, read_all
+
+EVERY_SECONDS = 1.0
+WAITING_SECONDS = 10.0
+"""How long a rank must have run no operator since the other has ended, to be ended by SIGTERM."""
+GRACE_SECONDS = 5.0
+"""How long it has after that, until SIGKILL."""
+WAITED = "error: the budget of {failed} was too small; {waiting} waited for it, and is ended now"
+
+Key = tuple[int, Any]
+
+
+class Ranks:
+    """Watches the ranks with records in `folder` while entered."""
+
+    def __init__(
+        self,
+        folder: str,
+        tell: Callable[[str], None] = lambda _: None,
+        *,
+        send: Callable[[Snapshot, int], None] = sending.send,
+    ) -> None:
+        """tell: shows the user one line."""
+        self._folder, self._tell, self._send = folder, tell, send
+        self._seen: dict[Key, tuple[int, float]] = {}  # number of operators, and when it was seen first
+        self._told: set[Key] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dtrrun-ranks", daemon=True)
+
+    def __enter__(self) -> Ranks:
+        with suppress(RuntimeError):  # the system has no more threads
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(EVERY_SECONDS):
+            self.look(read_all(self._folder, tables=False), time.monotonic())
+
+    def look(self, snapshots: Sequence[Snapshot], now: float) -> None:
+        """End ranks that have waited for long. now: in seconds."""
+        failed = {
+            world: one for one in snapshots if one.status == TOO_SMALL and (world := one.meta.get("world"))
+        }
+        for one in snapshots:
+            world = one.meta.get("world")
+            if world not in failed or one.ended or not one.alive:
+                continue
+            key = one.pid, one.meta.get("start")
+            operators = one.counters["operators"]
+            before, since = self._seen.get(key, (-1, now))
+            if operators != before:
+                since = now
+            self._seen[key] = operators, since
+            if now - since < WAITING_SECONDS:
+                continue
+            if key not in self._told:
+                self._told.add(key)
+                self._tell(WAITED.format(failed=_name(failed[world]), waiting=_name(one)))
+            is_over = now - since >= WAITING_SECONDS + GRACE_SECONDS
+            self._send(one, signal.SIGKILL if is_over else signal.SIGTERM)
+
+
+def _name(snapshot: Snapshot) -> str:
+    return f"rank {snapshot.meta.get('rank')}"
