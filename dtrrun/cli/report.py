@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dtrrun import values
@@ -33,6 +34,8 @@ dtrrun report run.json -o report.html --profile-json profile.json
 
 dtrrun report node0.json node1.json
 
+dtrrun report run-*/
+
 [bold]Exit status[/bold]: 0; 2, usage error, or a file that is not a report of dtrrun; 125, a file could not
 be written.
 """
@@ -43,7 +46,8 @@ class Report:
     """The options of `dtrrun report`."""
 
     runs: tuple[str, ...] = option(
-        "Reports that dtrrun --json wrote, of one run or of the nodes of one; - is standard input.",
+        "Reports that dtrrun --json wrote, of one run or of the nodes of one, or folders with such reports; "
+        "- is standard input.",
         read=values.anything,
         default=(),
         word="RUN...",
@@ -70,7 +74,8 @@ def report(given: Report, _: Sequence[str]) -> int:
     if given.profile_json is not None and given.output is None:
         raise LaunchError("--profile-json needs -o PATH, the file to write the page to")
     refuse_one_path_twice({"-o": given.output, "--json": given.json})
-    found = {name: read_run(path) for name, path in zip(names_of(given.runs), given.runs, strict=True)}
+    reports = {path: one for run in given.runs for path, one in _reports(run).items()}
+    found = dict(zip(names_of([*reports]), reports.values(), strict=True))
     profile = _profile(given.profile_json) if given.profile_json is not None else None
     with damaged(" or ".join(given.runs)):
         whole = merge(found) if len(found) > 1 else next(iter(found.values()))
@@ -86,6 +91,21 @@ def report(given: Report, _: Sequence[str]) -> int:
     return 0
 
 
+def _reports(run: str) -> dict[str, dict[str, Any]]:
+    """Return the report in a file, or those in a folder, by their paths. Raises LaunchError."""
+    if not Path(run).is_dir():
+        return {run: read_run(run)}
+    files = {str(path): _read(str(path)) for path in sorted(Path(run).glob("*.json"))}
+    found = {path: read_run(path) for path, one in files.items() if _is_of_a_run(one)}
+    if not found:
+        raise LaunchError(f"no file *.json in {run} is the report of a run")
+    return found
+
+
+def _is_of_a_run(found: dict[str, Any]) -> bool:
+    return str(found.get("schema", "")).rpartition("/")[0] == FAMILY
+
+
 def _page(report: dict[str, Any], profile: dict[str, Any] | None) -> bytes:
     from dtrrun.views.html import page  # a slow import
 
@@ -95,7 +115,7 @@ def _page(report: dict[str, Any], profile: dict[str, Any] | None) -> bytes:
 def read_run(path: str) -> dict[str, Any]:
     """Return the report of a run. Raises LaunchError."""
     found = _read(path)
-    if str(found.get("schema", "")).rpartition("/")[0] != FAMILY:
+    if not _is_of_a_run(found):
         raise LaunchError(f"{path} is not the report of a run: its schema is not {SCHEMA}")
     if found["schema"] != SCHEMA:
         raise LaunchError(f"{path} has the format {found['schema']}; this version of dtrrun reads {SCHEMA}")

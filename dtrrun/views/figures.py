@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrrun.telemetry.fields import ENOUGH_STEPS, PARTS
+from dtrrun.telemetry.fields import ENOUGH_STEPS, OVERHEADS, PARTS
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.telemetry.times import breakdown
 
@@ -25,6 +25,33 @@ def total(snapshots: Sequence[Snapshot]) -> dict[str, int]:
     names = dict.fromkeys(name for snapshot in snapshots for name in snapshot.counters)
     every = {name: [snapshot.counters.get(name, 0) for snapshot in snapshots] for name in names}
     return {name: max(values) if name in LARGEST else sum(values) for name, values in every.items()}
+
+
+def waited(snapshots: Iterable[Snapshot]) -> dict[int, float]:
+    """Return, by process id, the share of a rank's latest steps in which it waits for others to recompute.
+
+    In each step, the ranks of a program wait for the one whose recomputation, with the rest of dtrrun's work,
+    takes longest. The steps are those that all of its ranks on this machine still know (32 at most).
+    """
+    worlds: dict[str, dict[int, dict[int, tuple[int, int]]]] = {}
+    for one in snapshots:
+        if world := one.meta.get("world"):
+            rows = (row for row in table([one], "latest_steps") if row.get("index", 0) > 1)
+            worlds.setdefault(world, {})[one.pid] = {row["index"]: _times(row) for row in rows}
+    found = {}
+    for ranks in worlds.values():
+        steps = set.intersection(*map(set, ranks.values())) if len(ranks) > 1 else set()
+        longest = sum(max(rank[step][0] for rank in ranks.values()) for step in steps)
+        for pid, rank in ranks.items():
+            overhead, wall = (sum(rank[step][place] for step in steps) for place in (0, 1))
+            if wall > 0:
+                found[pid] = min((longest - overhead) / wall, 1.0)
+    return found
+
+
+def _times(step: Row) -> tuple[int, int]:
+    """Return what dtrrun has taken in a step, and the whole step, in ns."""
+    return sum(step.get(name) or 0 for name in OVERHEADS), step.get("wall_ns") or 0
 
 
 def least_bytes_of(error: Row) -> int:

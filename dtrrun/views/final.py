@@ -57,6 +57,8 @@ HARMLESS = ("replaced", "stopped")
 """Statuses other than `ended` that are not a problem (docs/report.md)."""
 NUMBER = 11
 """Columns that a number takes in a table."""
+SHOWN_WAITS = 0.005
+"""The share of its time that a rank waits for others to recompute, from which this is shown."""
 WIDE = 100
 """At this many columns or more, the breakdown shows the full names of its parts."""
 
@@ -189,10 +191,12 @@ def _processes(processes: list[dict[str, Any]], width: int) -> RenderableType:
     left_out = ["rematerializations"]
     if not any(process["driver_source"] for process in processes):
         left_out += ["driver", "source"]
+    if not any((process.get("waited_share") or 0) >= SHOWN_WAITS for process in processes):
+        left_out += ["waited"]
     names = [name for name in rows[0] if name not in left_out]
     first = [name if name != "remat." else "rematerializations" for name in names]
     tables = [] if "driver" in names else [_table(rows, first)]
-    for name in ("", "source", "evictions", "cost", "remat.", "steps"):
+    for name in ("", "source", "evictions", "cost", "remat.", "waited", "steps"):
         names = [one for one in names if one != name]
         tables.append(_table(rows, names))
     table = fitting(width, *tables)
@@ -224,6 +228,7 @@ def _cells(process: dict[str, Any]) -> dict[str, str | Text]:
         "rematerializations": found,
         "remat.": found,
         "cost": cost,
+        "waited": "–" if (share := process.get("waited_share")) is None else f"{100 * share:.0f} %",
         "steps": steps,
         "slowdown": slowdown,
         "status": _status(process["status"]),

@@ -22,6 +22,7 @@ from dtrrun.views.figures import (
     table,
     too_few,
     total,
+    waited,
 )
 
 SCHEMA = "dtrrun.report/1"
@@ -57,6 +58,7 @@ def build_report(
     wall_seconds: duration of the whole command, including interpreter startup. timeline: the course of the
     run, if it was sampled.
     """
+    waits = waited(snapshots)
     return {
         "schema": SCHEMA,
         "command": list(command),
@@ -79,6 +81,7 @@ def build_report(
                 "budget_bytes": _budget(snapshot, settings),
                 "last_step": _step(snapshot.tables.get("step")),
                 "rule": _rule(snapshot.tables.get("rule")),
+                "waited_share": waits.get(snapshot.pid),
                 **_figures([snapshot], settings.verify),
             }
             for snapshot in snapshots

@@ -106,6 +106,24 @@ def test_several_processes() -> None:
 USE = DriverUse("GPU-a", 5_900_000_000, 6_100_000_000, "nvml_pid", 2, 100_000_000)
 
 
+def test_how_long_ranks_wait_for_the_one_that_recomputes_longest() -> None:
+    def rank(number: int, *overheads: int, world: str | None = "one") -> Snapshot:
+        steps = [
+            {"index": index, "wall_ns": 100, "rematerialization_ns": most, "bookkeeping_ns": 1}
+            for index, most in enumerate(overheads, 1)
+        ]
+        found = snapshot(number, number, tables={"latest_steps": steps})
+        return replace(found, meta=found.meta | {"world": world})
+
+    ranks = [rank(0, 90, 10, 20), rank(1, 0, 30, 20, 90), rank(2, 0, 10, 40)]
+    others = [rank(3, 0, 90, world="another"), rank(4, 0, 90, world=None)]
+    report = build_report([*ranks, *others], SETTINGS, 0, ["x"], 1.0)
+    shares = [process["waited_share"] for process in report["processes"]]  # of the second step and the third
+    assert shares == [0.2, 0.1, 0.1, None, None]
+    rows = [line for line in shown(report).splitlines() if line.startswith("rank ")]
+    assert [re.findall("[0-9]+ %|–", row) for row in rows] == [["20 %"], ["10 %"], ["10 %"], ["–"], ["–"]]
+
+
 def test_what_the_driver_shows() -> None:
     estimate = replace(USE, source="reserved_overhead", peak_bytes=1, violations=1, most_over_bytes=7)
     both = [replace(snapshot(1, 0), driver=USE), replace(snapshot(2, 1), driver=estimate), snapshot(3, 2)]

@@ -82,6 +82,12 @@ def test_the_reports_of_nodes_become_one_as_if_one_command_had_run_them(dtrrun, 
     assert merged.pop("seconds") == pytest.approx(whole.pop("seconds"))
     assert merged.pop("slowdown_estimate") == pytest.approx(whole.pop("slowdown_estimate"))
     assert merged == whole
+    for path in paths:  # as a batch system writes them
+        folder = tmp_path / f"run-{path.stem}"
+        folder.mkdir()
+        path.rename(folder / "report.json")
+        (folder / "other.json").write_text("{}")
+    paths = [tmp_path / "run-a", tmp_path / "run-b"]
     _, out, _ = dtrrun(*reversed(paths))
     assert "4; the largest peak: rank 2 (190 MB); the slowest: rank 3 (1.50 ×)" in " ".join(out.split())
     assert [line.split()[1] for line in out.splitlines() if line.startswith("rank ")] == ["0", "1", "2", "3"]
@@ -98,6 +104,11 @@ def test_what_differs_between_reports_is_told(dtrrun, tmp_path):
     assert "the reports differ in heuristic, command; what is shown is that of x" in said
     assert "2 (peaks and slowdowns are alike)" in said
     assert re.findall(r"(\w) rank 0 ", said) == ["x", "y"]  # ranks do not tell which they are
+    (tmp_path / "empty").mkdir()
+    assert (
+        dtrrun(tmp_path / "empty")[2]
+        == f"dtrrun: error: no file *.json in {tmp_path}/empty is the report of a run\n"
+    )
     (tmp_path / "y.json").write_text("{}")
     assert dtrrun(tmp_path / "x.json", tmp_path / "y.json")[0] == 2
 
