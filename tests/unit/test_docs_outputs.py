@@ -101,14 +101,33 @@ def test_every_output_is_made_here():
 def place(tmp_path_factory):
     """A folder with the files that the commands name."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("mypackage", "docs/examples", "docs/howto", "logs", "steps", "trees", "bin"):
+    for name in (
+        "mypackage",
+        "docs/examples",
+        "docs/howto",
+        "logs",
+        "steps",
+        "trees",
+        "bin",
+        "run-0",
+        "run-1",
+    ):
         (folder / name).mkdir(parents=True)
     for name in ("train.py", "ddp.py", "mypackage/train.py"):
         (folder / name).write_text(TRAIN)
     (folder / "mine.py").write_text(
         "def score(size, staleness, cost, projected_cost):\n    return cost / size\n"
     )
-    for name in ("report.json", "run.json", "before.json", "after.json", "main.json", "branch.json"):
+    for name in (
+        "report.json",
+        "run.json",
+        "before.json",
+        "after.json",
+        "main.json",
+        "branch.json",
+        "run-0/x.json",
+        "run-1/x.json",
+    ):
         shutil.copy(ROOT / "tests" / "pictures" / "run.json", folder / name)
     for script in (ROOT / "docs").glob("[eh]*/*.py"):
         (folder / script.relative_to(ROOT)).symlink_to(script)
