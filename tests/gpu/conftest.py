@@ -5,8 +5,11 @@ import gc
 import os
 import sys
 
+from dtrrun.launch.environment import allocator_settings
+from dtrrun.monitor.gpus import gpus
+
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the launcher does
+os.environ.update(allocator_settings(os.environ) if gpus(None).nvml else {})  # as the launcher does
 
 import pytest
 import torch

@@ -13,6 +13,8 @@ MIB = 1 << 20
 DEVICE = "cuda"
 HOLLOW = "HOLLOW_STATE" in os.environ
 """Whether the GPU is tests/hollow's: its values are right, but its kernels take no time."""
+EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", "")
+"""Whether the allocator's segments grow. PyTorch crashes with these where there is no NVML."""
 
 
 class Attention(nn.Module):

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from gpu_programs import DEVICE, HOLLOW, MIB, beside, chain, correct, tensor
+from gpu_programs import DEVICE, EXPANDABLE, HOLLOW, MIB, beside, chain, correct, tensor
 
 import dtrrun
 from dtrrun.runtime.cuda.fractions import fraction_of
@@ -17,6 +17,7 @@ from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.observe.expected import POOLS
 
 pytestmark = pytest.mark.usefixtures("gpu")
+needs_expandable_segments = pytest.mark.skipif(not EXPANDABLE, reason="needs expandable segments, and so NVML")
 
 SPACE = (64 + 22) * MIB  # guard and slack
 
@@ -58,6 +59,7 @@ def variables(error):
         entry = entry.tb_next
 
 
+@needs_expandable_segments
 def test_pytorchs_error_is_quoted_as_it_is_on_the_page_for_those_who_have_seen_it():
     page = Path(__file__).parents[2] / "docs" / "howto" / "out-of-memory.md"
     (quoted,) = re.findall(r"^torch.OutOfMemoryError: (.*)$", page.read_text(), re.MULTILINE)
@@ -142,6 +144,7 @@ def test_a_history_of_allocations_is_not_read(monkeypatch):
     assert all(options == {"include_traces": False} for options in taken)
 
 
+@needs_expandable_segments
 def test_sizes_are_the_allocators():
     with dtrrun.budget(None, device=DEVICE) as session:
         tensor()  # memory that the first operator takes once
@@ -204,15 +207,17 @@ def test_the_advice_is_more_than_what_the_allocator_refused_memory_in():
     """The memory of the program's own pool cannot be used outside it, but the ledger counts it as free."""
     budget = beside() + SPACE + 200 * MIB
     pool = torch.cuda.MemPool()
-    with dtrrun.budget(budget, device=DEVICE):
+    with dtrrun.budget(budget, device=DEVICE) as session:
         with torch.cuda.use_mem_pool(pool):
             chain(40)
+        left = session.report()["cap_bytes"] - torch.cuda.memory_reserved()  # by what a pool grows at once
         with pytest.raises(dtrrun.BudgetError) as caught:
             tensor(100)
-    assert caught.value.least_budget_bytes >= budget + 100 * MIB
+    assert caught.value.least_budget_bytes >= budget + 100 * MIB - left
     del caught  # its traceback holds the pool
 
 
+@needs_expandable_segments
 def test_what_is_free_in_the_programs_own_pools_is_named_and_advised():
     """It serves nothing else, and the pools grow with the budget."""
 
@@ -346,7 +351,7 @@ def test_the_allocator_does_not_flush_where_neighbours_are_cheap():
         assert torch.cuda.memory_stats()["num_alloc_retries"] == before
 
 
-@pytest.mark.parametrize("expandable", [True, False])
+@pytest.mark.parametrize("expandable", [pytest.param(True, marks=needs_expandable_segments), False])
 def test_the_blocks_that_are_followed_are_those_of_a_snapshot(expandable):
     """While memory is allocated, freed, mapped and returned, on another stream, too."""
     random, sizes, side = Random(7), (1000, 300_000, 3 << 20, 11 << 20, 45 << 20), torch.cuda.Stream()
@@ -373,7 +378,7 @@ def test_the_blocks_that_are_followed_are_those_of_a_snapshot(expandable):
             assert torch.cuda.memory_reserved() == rest
             kept.clear()
     finally:
-        change("expandable_segments:True")
+        change(f"expandable_segments:{EXPANDABLE}")
 
 
 def test_a_refusal_that_is_certain_is_not_provoked():
