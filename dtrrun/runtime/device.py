@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -106,9 +106,9 @@ class Cpu:
         _, free, *_ = self._native.heap_figures()  # of its own pages, and of the machine's
         return int(self._ledger.resident_bytes + free + memory_left())
 
-    def sufficient_bytes(self, peak: int) -> int:
-        """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
-        return peak
+    def sufficient_bytes(self, counters: Mapping[str, int]) -> int:
+        """Return the budget in which nothing would have been evicted so far. counters: the session's."""
+        return counters["peak_bytes"]
 
     def pool_growth_bytes(self) -> int:
         """Return by how much the program's own memory pools may grow in a larger budget."""

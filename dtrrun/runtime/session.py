@@ -112,7 +112,7 @@ class Session:
         self.warnings: dict[str, int] = {}
         self.error: dict[str, Any] | None = None
         self._final: dict[str, Any] | None = None  # the report, once the session has been left
-        self._budget_bytes: int | None = None  # at the end
+        self.ended_with: dict[str, int] = {}  # the counters of what was limited, once the budget is lifted
         self._said_exceeded = "", 0  # the latest warning that the budget is exceeded, and by how many bytes
         self.running = False
         self.ending = False  # the process ends, and the figures are published for the last time
@@ -299,8 +299,7 @@ class Session:
             if not self.device.usable() or not self.dtr.rematerializer.restore_all(fitting=True):
                 return False
             self._final = self._figures()
-            self.ledger.set_budget(None)
-            self.device.set_budget(None)
+            self._lift_budget()
             self.stop_learning()
             self.slow_path.next_tick = 0
             return True
@@ -335,13 +334,21 @@ class Session:
             for storage, nbytes in storages:
                 self.ledger.enter_given_up(storage, nbytes)
 
+    def _lift_budget(self) -> None:
+        """End the budget. The figures remain those that there were inside it."""
+        if not self.ended_with:
+            self.ended_with = publish.limited(self)
+        self.ledger.set_budget(None)
+        self.device.set_budget(None)
+
     def _restore_all(self) -> list[Version]:
+        limit = self.ended_with["budget_bytes"] if self._final is None else -1
         with self._lock:
-            peak, limit = self.ledger.peak_bytes, self._budget_bytes
+            peak = self.ledger.peak_bytes
             lost = self.dtr.rematerializer.restore_all()
             self.ledger.peak_bytes = peak  # that of the session's own time
             resident = self.ledger.resident_bytes
-        if limit is not None and resident > limit and self._pid == os.getpid():
+        if 0 <= limit < resident and self._pid == os.getpid():
             excess = format_size_up(resident - limit)
             self.alert(BROUGHT_BACK.format(resident=format_size(resident), excess=excess))
         return [one for one in lost if one.pin != GIVEN_UP]
@@ -374,11 +381,9 @@ class Session:
         try:
             try:
                 with self._lock:
-                    self._budget_bytes = self.ledger.budget_bytes
                     self.ledger.small_constants.clear()
                     self.ledger.collect_dead()
-                    self.ledger.set_budget(None)
-                    self.device.set_budget(None)
+                    self._lift_budget()
                 lost = restore() if self.device.usable() else None
             finally:
                 if not alone:
@@ -862,5 +867,6 @@ class Session:
     def _figures(self) -> dict[str, Any]:
         self._say_by_how_much()
         self._settle_fingerprints()
-        sufficient = self.device.sufficient_bytes(self.ledger.peak_bytes)
-        return publish.counters(self) | publish.tables(self) | {"sufficient_bytes": sufficient}
+        counters = publish.counters(self)
+        sufficient = {"sufficient_bytes": self.device.sufficient_bytes(counters)}
+        return counters | publish.tables(self) | sufficient

@@ -65,6 +65,18 @@ def let_the_session_end():
         torch.ones(1) + 1  # an operator notices that nothing is evicted any more
 
 
+def test_the_report_of_a_block_that_has_ended_is_about_its_budget():
+    with dtrrun.budget(BUDGET, "cpu") as session:
+        kept, matrices = [], weights()
+        activations(matrices, kept)
+        inside = session.report()
+    report = session.report()
+    assert report["evicted_bytes"] == 0 < inside["evicted_bytes"]  # all is back, without a budget
+    for name in ("budget_bytes", "peak_bytes", "sufficient_bytes"):
+        assert report[name] == inside[name]
+    assert report["peak_bytes"] <= BUDGET == report["budget_bytes"]
+
+
 def test_an_error_that_leaves_a_block_brings_back_no_more_than_fits():
     with pytest.raises(Failed), dtrrun.budget(BUDGET, "cpu") as session:
         fail(weights())

@@ -107,6 +107,25 @@ def test_a_sessions_peaks_begin_with_it():
     assert report["footprint_peak_bytes"] <= budget
 
 
+def test_figures_of_a_session_that_has_ended_are_about_its_budget():
+    budget = beside() + SPACE + 200 * MIB
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        kept = chain(40)
+        inside = session.report()
+    report = session.report()
+    assert torch.cuda.memory_reserved() > budget - beside()  # all is back, without a budget
+    for name in (
+        "budget_bytes",
+        "cap_bytes",
+        "reserved_peak_bytes",
+        "footprint_peak_bytes",
+        "sufficient_bytes",
+    ):
+        assert report[name] == inside[name]
+    assert report["footprint_peak_bytes"] <= budget == report["budget_bytes"]
+    assert correct(kept)
+
+
 def test_the_sufficient_budget_evicts_nothing():
     def run():
         x = torch.ones(4096, 256, device=DEVICE)

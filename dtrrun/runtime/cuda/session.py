@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 from types import ModuleType
 from typing import Any
@@ -256,9 +256,10 @@ class Cuda:
         """Return how long dtrrun has worked inside the program's operators to avoid flushes, in ns."""
         return self.retry.avoiding_ns
 
-    def sufficient_bytes(self, peak: int) -> int:
-        """Return the budget in which nothing would have been evicted so far. peak: of tensors, in bytes."""
-        return sufficient_budget(max(self._footprint, self.accounts.overhead + peak))
+    def sufficient_bytes(self, counters: Mapping[str, int]) -> int:
+        """Return the budget in which nothing would have been evicted so far. counters: the session's."""
+        beside, tensors = counters["overhead_bytes"], counters["peak_bytes"]
+        return sufficient_budget(max(counters["footprint_peak_bytes"], beside + tensors))
 
     def most_bytes(self) -> int:
         """Return the largest budget that there is memory for, and that the program lets us use."""

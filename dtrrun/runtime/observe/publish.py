@@ -28,7 +28,6 @@ def counters(session: Session) -> dict[str, int]:
                 evictable += version.nbytes
     fingerprints = session.fingerprints
     return {
-        "budget_bytes": -1 if ledger.budget_bytes is None else ledger.budget_bytes,
         "resident_bytes": ledger.resident_bytes,
         "peak_bytes": ledger.peak_bytes,
         "evictable_bytes": evictable,
@@ -51,9 +50,15 @@ def counters(session: Session) -> dict[str, int]:
         "least_budget_bytes": session.error["least_budget_bytes"] if session.error else 0,
         "process_peak_bytes": resident_peak(),
         **session.times(),
-        **session.device.counters(),
+        **(session.ended_with or limited(session)),
         **session.host.counters(),
     }
+
+
+def limited(session: Session) -> dict[str, int]:
+    """Return the budget, and what the device shows of what is limited."""
+    budget_bytes = session.ledger.budget_bytes
+    return {"budget_bytes": -1 if budget_bytes is None else budget_bytes, **session.device.counters()}
 
 
 def totals(session: Session) -> dict[str, int]:
