@@ -1,11 +1,12 @@
 """`--over-budget raise`: changes the budget of a run that nobody watches, where it would otherwise end.
 
 A budget that is too small is raised to what is needed, as far as there is memory. One that is larger than
-what the device gives, because another process has grown there, is lowered. Each change is told in one line,
-and in the report. There are few of them: the first raise is to what a rehearsal of the rest of the step
-needs, as the error would advise, and each further one leaves twice the margin. Once a budget that was lowered
-has turned out to be too small, it is not lowered again, and in any case at most `MOST_LOWERED` times: from
-then on more is evicted than the budget requires, as without this option.
+what the device gives, because another process has grown there, is lowered, and rises again once that memory
+has been free for a while. Each change is told in one line, and in the report. There are few of them: the
+first raise is to what a rehearsal of the rest of the step needs, as the error would advise, and each further
+one leaves twice the margin. Once a budget that was lowered has turned out to be too small, it is not lowered
+again, and in any case at most `MOST_LOWERED` times: from then on more is evicted than the budget requires, as
+without this option.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ MARGIN_SHIFT = 4
 BLIND_SHIFT = 2
 """The same of a program of which nobody knows what it will need: it is making its parameters."""
 MOST_LOWERED = 8
-TOO_SMALL, REFUSED = "too small", "refused"
+PATIENCE_NS = 5_000_000_000
+"""How long memory has to be free before a budget that was lowered rises again, the first time. Each further
+time, twice as long: a neighbour that grows and shrinks would have it changed all the time."""
+LOOKS = 4
+"""How often it is looked for in that time, at the ends of steps."""
+WORTH_SHIFT = 4
+"""A rise by less than a sixteenth is not worth a change."""
+TOO_SMALL, REFUSED, FREE = "too small", "refused", "free"
 """Reasons for a change, as reports name them."""
 
 RAISED = "the budget is raised from {before} to {now}{all}: {operator}, with what must stay, takes {least}"
@@ -38,6 +46,7 @@ LOWERED = (
     "the budget is lowered from {before} to {now}: {where} has no more memory for this process (has another "
     "one grown?)"
 )
+RISEN = "the budget is raised from {before} to {now} again: {where} has had memory for it for {wait:.0f} s"
 NO_MORE = "The budget was not raised (--over-budget raise): {where} has {most} for it at most"
 
 Advise = Callable[[BudgetError, Sequence[Version], Signature | None], Advised]
@@ -51,6 +60,9 @@ class Adapting:
         self._session, self._ledger, self._device = session, session.ledger, session.device
         self._advise = advise
         self._started_ns = now_ns()
+        self._former = 0  # the budget before it was lowered; 0 if it stands
+        self._free, self._since_ns = 0, 0  # the budget that there has been memory for since then; 0: none
+        self._due_ns = 0  # when to look whether there is memory
         self.changes: list[dict[str, Any]] = []
         """What reports say about each change (docs/report.md)."""
 
@@ -78,6 +90,8 @@ class Adapting:
             all=ALL if now == most else "",
         )
         self._change(now, text, TOO_SMALL, operator, least)
+        if now >= self._former:
+            self._former = 0
         return True
 
     def refused(self, most: int) -> bool:
@@ -89,11 +103,35 @@ class Adapting:
         if before is None or not ledger.evicting or not 0 < most < before:
             return False
         reasons = [one["reason"] for one in self.changes]
-        if reasons.count(REFUSED) == MOST_LOWERED or (REFUSED in reasons and reasons[-1] == TOO_SMALL):
+        lowered = reasons.count(REFUSED)
+        if lowered == MOST_LOWERED or (lowered and TOO_SMALL in reasons[reasons.index(REFUSED) :]):
             return False
         sizes = {"before": format_size(before), "now": format_size(most)}
         self._change(most, LOWERED.format(**sizes, where=self._where), REFUSED)
+        self._former, self._free, self._due_ns = max(self._former, before), 0, now_ns()
         return True
+
+    def step_ended(self) -> None:
+        """Raise a budget that was lowered, once there has been memory for more for a while."""
+        ledger, before, now = self._ledger, self._ledger.budget_bytes, now_ns()
+        if not self._former or now < self._due_ns or before is None or not ledger.evicting:
+            return
+        if before != self.changes[-1]["to_bytes"]:  # the program has set another
+            self._former = 0
+            return
+        patience = PATIENCE_NS << (sum(one["reason"] == REFUSED for one in self.changes) - 1)
+        self._due_ns = now + patience // LOOKS
+        there = min(self._device.most_bytes(), self._former)
+        if there < before + (before >> WORTH_SHIFT):
+            self._free = 0
+        elif not self._free:
+            self._free, self._since_ns = there, now
+        else:
+            self._free = min(self._free, there)
+            if (waited := now - self._since_ns) >= patience:
+                facts = {"before": format_size(before), "now": format_size(self._free), "where": self._where}
+                self._change(self._free, RISEN.format(**facts, wait=waited / 1e9), FREE)
+                self._former, self._free = 0 if self._free == self._former else self._former, 0
 
     def hint(self, least: int) -> str:
         """Return why the budget is not raised to so many bytes, for the error's text; "" if it could be."""

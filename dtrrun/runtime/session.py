@@ -749,7 +749,8 @@ class Session:
             return
         with self._lock:
             self.dtr.history.end_step()
-            for part in (self._recorder, self._lookahead, self._learning, self._where, self._at_peak):
+            observers = (self._recorder, self._lookahead, self._learning, self._where, self._at_peak)
+            for part in (*observers, self.adapting):
                 if part is not None:
                     part.step_ended()
             if self.steps.last is not None:

@@ -114,7 +114,9 @@ def change_words(row: Mapping[str, Any], *, several: bool) -> str:
     sizes = f"{format_size(row['from_bytes'])} to {format_size(row['to_bytes'])}"
     who = "" if not several else f"{process_name(row)}: "
     when = f"in step {row['step']:,}, after {duration(row['seconds'])}"
-    why = f"for {plain(row['operator'], 60)}" if row["reason"] == "too small" else "refused more"
+    why = {"refused": "refused more", "free": "free again"}.get(row["reason"])
+    if why is None:
+        why = f"for {plain(row['operator'], 60)}"
     return f"{who}{sizes} {when}, {why}"
 
 

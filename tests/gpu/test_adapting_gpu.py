@@ -24,13 +24,16 @@ cuda, at = ctypes.CDLL(None), ctypes.c_void_p()
 cuda.cudaFree(None)
 print("here", flush=True)
 for line in sys.stdin:
-    print(cuda.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(int(line))), flush=True)
+    if int(line):
+        print(cuda.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(int(line))), flush=True)
+    else:
+        print(cuda.cudaFree(at), flush=True)
 """
 
 
 @pytest.fixture
 def grow():
-    """Let another process take so many bytes more on the device."""
+    """Let another process take so many bytes more on the device; 0: give them back."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     idle = {name: value for name, value in os.environ.items() if name != "HOLLOW_COMPUTE"}
     with subprocess.Popen([sys.executable, "-S", "-c", NEIGHBOUR], env=idle, **pipes) as process:
@@ -93,8 +96,9 @@ def test_there_is_no_raise_beyond_what_the_device_has(monkeypatch):
     assert all(now <= used + 120 * MIB for *_, now in changes_of(session))
 
 
-def test_a_neighbour_grows(grow, capfd):
-    budget, expected = budget_for(mlp, 0.9, steps=5)
+def test_a_neighbour_grows_and_ends(grow, capfd, monkeypatch):
+    monkeypatch.setattr("dtrrun.runtime.adapting.PATIENCE_NS", 0)
+    budget, expected = budget_for(mlp, 0.9, steps=7)
     gc.collect()
     forget()
     ended = []
@@ -105,18 +109,25 @@ def test_a_neighbour_grows(grow, capfd):
             reserved = torch.cuda.memory_reserved()
             torch.cuda.empty_cache()
             grow(free_bytes() - (reserved - torch.cuda.memory_reserved()) // 2)
+        elif len(ended) == 4:
+            grow(0)
 
     with dtrrun.budget(budget, device=DEVICE, over_budget="raise", cost="model") as session:
         hook = register_optimizer_step_post_hook(grows)
         try:
-            found = train(mlp, steps=5)
+            found = train(mlp, steps=7)
         finally:
             hook.remove()
         report = session.report()
     assert same(expected, found)
-    (change,) = session.adapting.changes
-    assert (change["reason"], change["step"]) == ("refused", 3)
-    assert change["to_bytes"] == report["budget_bytes"] < budget
+    lowered, risen = session.adapting.changes
+    assert (lowered["reason"], lowered["step"]) == ("refused", 3)
+    assert (risen["reason"], risen["step"] > 4) == ("free", True)
+    assert (
+        lowered["to_bytes"] < budget == lowered["from_bytes"] == risen["to_bytes"] == report["budget_bytes"]
+    )
     assert report["evictions"] > 0
     assert (report["error"], report["warnings"]) == (None, [])
-    assert capfd.readouterr().err.count("dtrrun: the budget is lowered from ") == 1
+    told = capfd.readouterr().err
+    assert told.count("dtrrun: the budget is lowered from ") == 1
+    assert told.count(" again: the device has had memory for it for ") == 1

@@ -17,7 +17,7 @@ from dtrrun.runtime.cuda.oom_retry import requested
 from dtrrun.runtime.observe.expected import POOLS
 
 pytestmark = pytest.mark.usefixtures("gpu")
-needs_expandable_segments = pytest.mark.skipif(not EXPANDABLE, reason="needs expandable segments, and so NVML")
+needs_expandable_segments = pytest.mark.skipif(not EXPANDABLE, reason="needs expandable segments: NVML")
 
 SPACE = (64 + 22) * MIB  # guard and slack
 

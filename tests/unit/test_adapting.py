@@ -99,3 +99,93 @@ def test_a_budget_is_lowered_a_few_times_and_no_more_once_that_was_too_much():
     ]
     assert session.gets(100) is None
     assert session.told[-2].startswith("the budget is lowered from 894 B to 893 B: the device has no more")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr("dtrrun.runtime.adapting.now_ns", lambda: int(seconds[0] * 1e9))
+    return seconds
+
+
+def budgets(session, clock, steps, step_seconds=1.0):
+    """Let steps end. Return the budgets after each change."""
+    found = []
+    for _ in range(steps):
+        clock[0] += step_seconds
+        before = session.ledger.budget_bytes
+        session.adapting.step_ended()
+        if session.ledger.budget_bytes != before:
+            found.append(session.ledger.budget_bytes)
+    return found
+
+
+def test_a_budget_that_was_lowered_rises_again_once_there_has_been_memory_for_a_while(clock):
+    session = Session(most=700)
+    assert budgets(session, clock, 20) == []
+    assert session.gets(700) == 700
+    assert budgets(session, clock, 20) == []
+    session.most = 100_000
+    assert budgets(session, clock, 4) == []
+    session.most = 700  # it was free for a moment
+    assert budgets(session, clock, 20) == []
+    session.most = 100_000
+    assert budgets(session, clock, 20) == [1000]  # what was given, not more
+    assert session.adapting.changes[-1] | {"seconds": 0} == {
+        "seconds": 0,
+        "step": 3,
+        "from_bytes": 700,
+        "to_bytes": 1000,
+        "reason": "free",
+        "operator": None,
+        "least_bytes": None,
+    }
+    assert session.told[-2].startswith(
+        "the budget is raised from 700 B to 1 kB again: the device has had memory"
+    )
+
+
+def test_it_rises_as_far_as_there_is_memory_and_later_the_rest_of_the_way(clock):
+    session = Session(most=400)
+    assert session.gets(400) == 400
+    session.most = 410  # not worth a change
+    assert budgets(session, clock, 20) == []
+    session.most = 900
+    clock[0] += 10
+    session.adapting.step_ended()
+    session.most = 800
+    assert budgets(session, clock, 20) == [800]
+    session.most = 2000
+    assert budgets(session, clock, 20) == [1000]
+    assert budgets(session, clock, 20) == []
+
+
+def test_a_neighbour_that_comes_and_goes_is_waited_for_longer_each_time(clock):
+    session, waits = Session(), []
+    for _ in range(MOST_LOWERED):
+        assert session.gets(500) == 500
+        began = clock[0]
+        while session.ledger.budget_bytes == 500:
+            budgets(session, clock, 1, 0.1)
+        waits.append(clock[0] - began)
+    assert all(5 * 2**time <= wait <= 5 * 2**time * 1.3 + 0.2 for time, wait in enumerate(waits))
+    assert session.gets(500) is None
+
+
+def test_a_budget_of_the_programs_own_stays(clock):
+    session = Session()
+    assert session.gets(500) == 500
+    session.set_budget(600)
+    assert budgets(session, clock, 100) == []
+
+
+def test_a_raise_in_the_meantime_is_as_good(clock):
+    session = Session()
+    assert session.gets(500) == 500
+    assert session.needs(2000) > 2000
+    assert budgets(session, clock, 100) == []
+    session = Session()
+    assert session.gets(500) == 500
+    assert session.needs(600) < 1000
+    assert budgets(session, clock, 100) == [1000]
+    assert session.gets(500) is None

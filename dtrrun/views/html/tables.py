@@ -204,7 +204,7 @@ def _operators(rows: Iterable[Row]) -> list[Json]:
 
 def _change(row: Row) -> tuple[str, ...]:
     """Return when a budget was changed, from what to what, and why."""
-    why = "the device has no more"
+    why = "the device has no more" if row["reason"] == "refused" else "the device has it again"
     if row["reason"] == "too small":
         why = f"{plain(row['operator'], LONGEST)}, with what must stay, takes {_size(row['least_bytes'])}"
     sizes = _size(row["from_bytes"]), _size(row["to_bytes"])
