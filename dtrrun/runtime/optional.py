@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dtrrun.runtime.observe.callers import Callers
     from dtrrun.runtime.observe.learning import Learning
     from dtrrun.runtime.observe.lookahead import Lookahead
+    from dtrrun.runtime.observe.ranks import Ranks
     from dtrrun.runtime.observe.recorder import Recorder
     from dtrrun.runtime.observe.remembered import Peak
     from dtrrun.runtime.observe.training_state import Hold
@@ -106,6 +107,27 @@ def lookahead(slow_path: SlowPath) -> Lookahead | None:
     return Lookahead(slow_path)
 
 
+def ranks(session: Session, settings: RuntimeSettings, rule: Learning | None) -> Ranks | None:
+    """A program with several ranks, inside a budget. With modelled costs, they are in step anyway."""
+    from dtrrun.telemetry.record import world
+
+    found = world()
+    if found is None or settings.record_dir is None or settings.budget_bytes is None:
+        return None
+    if settings.cost == "model":
+        return None
+    from dtrrun.runtime.observe.ranks import Ranks
+
+    return Ranks(settings.record_dir, found, _leads(), session.slow_path.signatures, rule)
+
+
+def _leads() -> bool:
+    """Return whether other ranks on this machine follow this one, or there are none."""
+    from dtrrun.telemetry.record import world
+
+    return world() is None or os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
+
+
 def learning(session: Session, settings: RuntimeSettings) -> Learning | None:
     """`--heuristic auto`, inside a budget.
 
@@ -124,7 +146,8 @@ def learning(session: Session, settings: RuntimeSettings) -> Learning | None:
     remembered = None
     if settings.remember and settings.record_dir is not None:
         remembered = Remembered(settings.budget_bytes, session.device.type, session.warn)
-    return Learning(session, remembered, settings.record_dir)
+    follows = settings.record_dir is not None and not _leads()
+    return Learning(session, remembered, settings.record_dir, follows=follows)
 
 
 def peak(settings: RuntimeSettings, device: str) -> Peak | None:

@@ -231,6 +231,7 @@ class Session:
             self.device,
         ]
         self._learning = optional.learning(self, settings)
+        self._ranks = optional.ranks(self, settings, self._learning)
         self._peak = optional.peak(settings, self.device.type)
         self._peak_of_steps = 0  # bytes: the plain peak when the last step ended
         self._held: deque[int] = deque(maxlen=4)  # bytes: what tensors would take when each last step ended
@@ -753,6 +754,8 @@ class Session:
             for part in (*observers, self.adapting):
                 if part is not None:
                     part.step_ended()
+            if self._ranks is not None:
+                self._ranks.step_ended(self.steps.count, self.ledger.age)
             if self.steps.last is not None:
                 self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
             self.ledger.step_peak_bytes = self.ledger.resident_bytes

@@ -152,7 +152,7 @@ def this_process() -> dict[str, Any]:
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "rank": int(rank) if rank.isdecimal() else None,
-        "world": _world(),
+        "world": world(),
         "argv": list(getattr(sys, "argv", ())),
         "start": time.time(),
         # A script may set it before CUDA is initialised, and it determines the numbering of devices.
@@ -165,7 +165,7 @@ WORLD = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TOR
 """The variables that are the same in all ranks that wait for one another, and differ from those of others."""
 
 
-def _world() -> str | None:
+def world() -> str | None:
     """Return what the ranks have in common that wait for one another; None for a process alone."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         return None

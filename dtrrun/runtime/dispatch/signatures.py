@@ -40,6 +40,7 @@ class Signatures:
         self.made: list[Signature] = []
         """All, in order of first calls. The native fast path makes most, under its own keys."""
         self._foretold: set[int] = set()  # ids of those whose costs are known from an earlier run
+        self._by_name: dict[str, Signature] | None = None  # in a program with several ranks
         self.nbytes = 0  # about what the signatures take
         self.known: Callable[[], Signature | None] = _nothing  # the current call's, if made natively
         self.by_formula: Callable[[], int | None] = (
@@ -52,6 +53,8 @@ class Signatures:
         self.by_key.clear()
         self.made.clear()
         self._foretold.clear()
+        if self._by_name is not None:
+            self._by_name.clear()
         self.nbytes = 0
         self.on_forget()
 
@@ -78,10 +81,36 @@ class Signatures:
         """Use these costs, known from an earlier run. Call it before the program runs."""
         self._costs = self._costs or costs
 
+    def keep_names(self) -> None:
+        """Know signatures by their identity from now on. Call it before the program runs."""
+        self._by_name = {}
+
+    def settle(self) -> dict[str, tuple[int, int]]:
+        """Fix the costs of calls so far. Returns those that this has fixed, by the signature's identity."""
+        found = {}
+        for name, one in (self._by_name or {}).items():
+            if one.calls and id(one) not in self._foretold:
+                found[name] = one.cost, one.output_bytes
+                self._fix(one, one.cost)
+        return found
+
+    def take_over(self, costs: Costs) -> None:
+        """Use these costs, which another rank has fixed, from now on."""
+        self._costs = {**self._costs, **costs}
+        for name, one in (self._by_name or {}).items():
+            if name in costs:
+                self._fix(one, costs[name][0])
+
+    def _fix(self, signature: Signature, cost: int) -> None:
+        signature.cost, signature.calls = cost, Signature.SETTLED
+        if signature.replayed_as is not None:
+            signature.replayed_as.cost = cost
+        self._foretold.add(id(signature))
+
     @property
     def has_costs(self) -> bool:
-        """Return whether any costs were known before the program ran."""
-        return bool(self._costs)
+        """Return whether costs are known before the program runs, or may be told by another rank."""
+        return bool(self._costs) or self._by_name is not None
 
     @property
     def needs_sizes(self) -> bool:
@@ -129,7 +158,10 @@ class Signatures:
 
         nbytes: of its tensors. by_formula: returns what it allocates by a formula, None if there is none.
         """
-        known = self._costs.get(identity(key)) if self._costs else None
+        name = identity(key) if self._costs or self._by_name is not None else ""
+        if self._by_name is not None:
+            self._by_name[name] = signature
+        known = self._costs.get(name)
         if known is not None:
             signature.cost, signature.output_bytes = known
             signature.calls = Signature.SETTLED

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -85,13 +85,21 @@ class Learning:
     """Watches steps, starts searches for rules, and changes the session's rule."""
 
     def __init__(
-        self, session: Session, remembered: Remembered | None = None, folder: str | None = None
+        self,
+        session: Session,
+        remembered: Remembered | None = None,
+        folder: str | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         """remembered: where runs keep what they have found; None: nowhere.
 
         folder: for the log, removed even if this process is killed; None: the system's temporary folder.
+        follows: another rank searches (`ranks.py`).
         """
         self._session, self._remembered, self._folder = session, remembered, folder
+        self.follows = follows
+        self.changes = 0  # of the rule
         self._dtr = session.slow_path.dtr
         self._ledger = session.slow_path.ledger
         self._lookahead: Lookahead | None = None
@@ -158,6 +166,8 @@ class Learning:
             self._recorder.step_ended()
             if self._recorder.ended:
                 self._logged()
+        elif self.follows:
+            return
         elif self._search is not None:
             self._look()
         elif not self._judged:
@@ -326,7 +336,20 @@ class Learning:
             "predicted_before": found.get("present_overhead"),
         }
         self._found = found
+        self.changes += 1
         self._kinds = max(len(steps), 1) if source == "remembered" else self._kinds
+
+    # -- several ranks -----------------------------------------------------------------------------------
+
+    def current(self) -> dict[str, Any]:
+        """Return what `follow` takes."""
+        return {name: self._found[name] for name in ("heuristic", "steps")} | {"source": self.rule["source"]}
+
+    def follow(self, told: Mapping[str, Any]) -> None:
+        """Change to the rule of another rank, unless it is the present one."""
+        found = {"heuristic": str(told["heuristic"]), "steps": told["steps"]}
+        if any(found[name] != self._found[name] for name in found):
+            self._change(found, str(told["source"]))
 
     def _judge(self) -> None:
         """Compare the current rule, once, with the previous one or with its share in the remembered run."""

@@ -29,13 +29,19 @@ def cache_folder(kind: str = "rules") -> Path:
 
 
 def _named(*facts: Any) -> str:
-    """Return a name for this program, run in this folder as this rank, and for `facts`."""
+    """Return a name for this program, run in this folder, and for `facts`."""
     try:
         folder = os.getcwd()
     except OSError:  # it has been removed
         folder = ""
-    program = [FORMAT, sys.orig_argv[1:], folder, *facts, torch.__version__, os.environ.get("RANK", "")]
+    program = [FORMAT, sys.orig_argv[1:], folder, *facts, torch.__version__]
     return hashlib.sha256(json.dumps(program).encode()).hexdigest()[:32]
+
+
+def _first_rank() -> str:
+    """Return the first of the ranks on this machine, whose rules the others follow; "" if this is none."""
+    rank, local = (os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK"))
+    return str(int(rank) - int(local)) if rank.isdecimal() and local.isdecimal() else rank
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -62,7 +68,7 @@ class Remembered:
 
     def __init__(self, budget_bytes: int, device: str, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._path = cache_folder() / f"{_named(budget_bytes, device)}.json.gz"
+        self._path = cache_folder() / f"{_named(budget_bytes, device, _first_rank())}.json.gz"
 
     def read(self) -> dict[str, Any] | None:
         """Return what was kept, or None if nothing can be read."""
@@ -99,10 +105,12 @@ class Peak:
     """
 
     def __init__(self, device: str) -> None:
-        script = b""
+        script, rank = b"", os.environ.get("RANK", "")
         with suppress(OSError, IndexError):
             script = Path(sys.argv[0]).read_bytes()
-        self._path = cache_folder("peaks") / f"{_named(device, hashlib.sha256(script).hexdigest())}.json"
+        self._path = (
+            cache_folder("peaks") / f"{_named(device, hashlib.sha256(script).hexdigest(), rank)}.json"
+        )
 
     def read(self) -> int:
         """Return the bytes of tensors; 0 if unknown."""
