@@ -226,6 +226,8 @@ class RuntimeSettings:
     log_first: int = 2
     log_last: int = 2
     """The first and the last step of the log, counted from 1."""
+    log_rank: int = 0
+    """The rank that writes it."""
     peak_bytes: int | None = None
     """What tensors take at most, where an earlier run has told (`dtrrun peak`)."""
     peak_only: bool = False

@@ -158,7 +158,12 @@ class Study:
         self.now = "a run that is recorded"
         path = self.folder / "steps.log"
         settings = replace(
-            self.settings, max_steps=self.steps, log=str(path), log_first=1, log_last=self.steps
+            self.settings,
+            max_steps=self.steps,
+            log=str(path),
+            log_first=1,
+            log_last=self.steps,
+            log_rank=self.plain.largest_rank,  # the others need less
         )
         trial = self._trial(settings, 20 * self.plain.seconds + 60)
         if not path.exists():

@@ -61,6 +61,8 @@ class Trial:
     """Why the requested log could not be written."""
     absent: str | None = None
     """Why no process of the program ran under dtrrun."""
+    largest_rank: int = 0
+    """The rank whose tensors have taken the most; 0 if none of the processes has a rank."""
     host_bytes: int = 0
     """The most that copies on the host have taken together, in any process."""
 
@@ -118,8 +120,16 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot], marks: Marks = NO_MAR
         ),
         next((error for one in snapshots if (error := one.tables.get("log_error"))), None),
         outcome.absent or outcome.error,
+        _largest_rank(trained),
         max((snapshot.counters["host_peak_bytes"] for snapshot in snapshots), default=0),
     )
+
+
+def _largest_rank(snapshots: Sequence[Snapshot]) -> int:
+    peaks = {
+        rank: one.counters["peak_bytes"] for one in snapshots if isinstance(rank := one.meta.get("rank"), int)
+    }
+    return max(sorted(peaks), key=peaks.__getitem__, default=0)
 
 
 def _status(ended: Captured, snapshots: Sequence[Snapshot], too_small: bool) -> str:

@@ -42,7 +42,7 @@ def fingerprints(settings: RuntimeSettings, refused: Callable[[BaseException], N
 
 def recorder(settings: RuntimeSettings) -> Recorder | None:
     """`dtrrun record`."""
-    if settings.log is None or os.environ.get("RANK", "0") != "0":  # another process of the same program
+    if settings.log is None or os.environ.get("RANK", "0") != str(settings.log_rank):
         return None
     from dtrrun.runtime.observe.recorder import Recorder
 

@@ -35,6 +35,7 @@ PRIVATE = (
     "log",
     "log_first",
     "log_last",
+    "log_rank",
     "peak_bytes",
     "peak_only",
     "plain",

@@ -46,7 +46,13 @@ def test_of_several_processes_the_slowest_counts():
     ]
     trial = judged(ended(), snapshots)
     assert trial.slowdown == pytest.approx(2.0)
-    assert (trial.peak_bytes, trial.processes) == (9, 2)
+    assert (trial.peak_bytes, trial.processes, trial.largest_rank) == (9, 2, 0)
+
+
+def test_the_rank_with_the_largest_peak_is_recorded():
+    ranks = [snapshot(rank=rank, steps=3, peak_bytes=peak) for rank, peak in ((2, 7), (1, 9), (0, 8))]
+    agent = snapshot(rank=None, steps=0, peak_bytes=99)
+    assert judged(ended(), [*ranks, agent]).largest_rank == 1
 
 
 def test_the_overhead_is_a_gpus():
