@@ -43,6 +43,31 @@ def test_the_first_step_and_the_exceptional_one_do_not_count(program):
     assert program.clock.slowdown() < steps.MOST
 
 
+def test_an_optimizer_of_others_makes_one_step(program):
+    """As torchtitan's do. What it consists of makes no steps of its own, which would be over in no time."""
+
+    class Several(torch.optim.Optimizer):
+        def __init__(self, *optimizers):
+            self.optimizers = optimizers
+            super().__init__([torch.nn.Parameter(torch.ones(1))], {})
+
+        def step(self, closure=None):
+            for one in self.optimizers:
+                one.step()
+
+    seen = []
+    program.clock._stepped = seen.append
+    inner = [program.optimizer, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)]
+    program.optimizer = Several(*inner)
+    for _ in range(5):
+        program.step(1_000, 800)
+    assert program.clock.count == 5
+    assert program.clock.slowdown() == pytest.approx(1.8)
+    assert seen == [*inner, program.optimizer] * 5  # all may have state
+    inner[0].step()
+    assert program.clock.count == 6
+
+
 def test_on_a_gpu_a_step_takes_as_long_as_its_operators_there(program):
     """The host launches recomputation that takes the GPU twice the step's own work."""
     program.totals |= {"device_operators_ns": 0, "device_rematerialization_ns": 0}

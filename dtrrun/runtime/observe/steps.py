@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtrrun.telemetry.fields import ENOUGH_STEPS, OVERHEADS
@@ -17,6 +19,24 @@ KEPT = 32
 SAMPLED = 256
 MOST = 999.0
 """The largest slowdown reported: with several threads, overheads can add up to more than the time."""
+
+
+_STEP = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+"""The code that every optimizer's `step` runs in."""
+
+
+def is_inner() -> bool:
+    """Return whether the optimizer that has just made a step was called by another one, whose step it is.
+
+    An optimizer may consist of others (torchtitan's `OptimizersContainer`, ZeRO's). Call it from a hook.
+    """
+    steps, frame = 0, sys._getframe(1).f_back
+    while frame is not None:
+        steps += frame.f_code is _STEP
+        if steps == 2:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class StepClock:
@@ -47,6 +67,9 @@ class StepClock:
 
     def install(self) -> None:
         def stepped(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if is_inner():
+                self._stepped(optimizer)
+                return
             with self._own():
                 self._step(optimizer)
             for callback in self.callbacks:

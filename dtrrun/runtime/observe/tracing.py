@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dtrrun.core.graph import Operation, Version
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.observer import DecisionObserver
+from dtrrun.runtime.observe.steps import is_inner
 from dtrrun.telemetry.events import EVICT, LEAVE, MODULE, REMATERIALIZE, RETURN, SEARCH, STEP, EventWriter
 
 
@@ -66,6 +67,8 @@ class Tracing(DecisionObserver):
         self._add(RETURN, self._name_of(version, version.operation), started_ns, version.nbytes)
 
     def _stepped(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_inner():
+            return
         self._steps += 1
         self._add(STEP, "", self._stepped_ns, self._steps)
         self._stepped_ns = now_ns()

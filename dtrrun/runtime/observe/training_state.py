@@ -18,6 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtrrun.runtime.guards import below
+from dtrrun.runtime.observe.steps import is_inner
 from dtrrun.runtime.storage import storage_of
 from dtrrun.telemetry.state import write_state
 
@@ -45,6 +46,8 @@ class TrainingState:
             return  # nothing has run yet, and reading memory would break the CUDA graph's capture
         if not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
+        if is_inner():
+            return
         self._steps += 1
         with (guard := below()), guard:
             digests = {name: self._digest(value) for name, value in self._named()}
