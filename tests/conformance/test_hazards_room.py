@@ -46,13 +46,14 @@ def in_threads(count, work):
 
 def test_what_one_has_been_promised_is_not_anothers_room(meet):
     barrier, operator = meet
-    results = {}
+    results, taken = {}, []
     with dtrrun.budget(6 * UNIT + UNIT // 2) as session:
-        one = torch.ones(1)
+        one, ledger = torch.ones(1), session.ledger
         kept = [torch.full((UNIT // 4,), place + 1.0) for place in range(5)]
-        barrier[0] = threading.Barrier(2)
+        barrier[0] = threading.Barrier(2, lambda: taken.append(ledger.resident_bytes + ledger.reserved_bytes))
         errors = in_threads(2, lambda place: results.update({place: operator(one)}))
         assert errors == []
+        assert 2 * UNIT < taken[0] <= 6 * UNIT + UNIT // 2
         assert session.report()["peak_bytes"] <= 6 * UNIT + UNIT // 2
         assert session.report()["evictions"] == 1
         assert session.ledger.reserved_bytes == 0

@@ -95,6 +95,19 @@ def test_threads_that_share_the_default_generator():
         assert all(x.tolist() == seen for seen, x, _ in kept)
 
 
+def test_nobody_else_has_a_turn_while_an_operator_draws():
+    """The state of the generator from which it will be recomputed is that from which it draws."""
+    with dtrrun.budget("1GB") as session:
+        in_a_thread(lambda: torch.rand(4))
+        for _ in range(10):
+            thread = threading.Thread(target=torch.rand, args=(1_000_000,))
+            thread.start()
+            while thread.is_alive():
+                with session.slow_path.lock:
+                    assert session.ledger.reserved_bytes == 0  # what an operator that is under way reserves
+                time.sleep(1e-4)
+
+
 def test_a_tensor_made_in_one_thread_is_used_in_another():
     def program():
         made, used = [], []

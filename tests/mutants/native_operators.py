@@ -194,7 +194,7 @@ native(
     ("others read what is half written", "may_go_on_(call.turn.shared() && «call.written.empty()» &&", "true",
      "hazards_threads::what_is_half_written_natively_is_not_read_either"),
     ("others draw while an operator does", "&& «!call.info.random»)", "true",
-     "hazards_threads::threads_that_share_the_default_generator"),
+     "hazards_threads::nobody_else_has_a_turn_while_an_operator_draws"),
 )
 native(
     "threads", "backend.h",
