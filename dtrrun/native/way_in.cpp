@@ -217,7 +217,11 @@ void WayIn::open() { Covers::install(); }
 
 void WayIn::interpose(Arrival& arrival) {
   if (Covers::are_behind()) Covers::follow();
-  is_unseen() ? arrival.run() : arrive(arrival);
+  if (!is_unseen()) return arrive(arrival);
+  // While the dispatcher looks kernels up in Python (`enable_python_dispatcher`, as compilers do), it computes the keys of each
+  // kernel anew: those at `BackendSelect` would lead here again.
+  c10::impl::ExcludeDispatchKeyGuard off(OWN);
+  arrival.run();
 }
 
 }  // namespace dtrrun

@@ -6,8 +6,10 @@ import sys
 import pytest
 import torch
 from programs import chain, check_stress
+from torch._dispatch.python import enable_python_dispatcher
 from torch.nn import functional as F
 
+import dtrrun
 from dtrrun.extensions import build
 from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.dispatch import arrivals
@@ -76,6 +78,20 @@ def test_a_composite_with_a_kernel_of_its_own():
         return made, x.grad
 
     check_stress(program)
+
+
+def test_what_is_hidden_from_modes_runs_while_the_dispatcher_is_in_python():
+    """`torch.tensor(..., device="cuda")` does this while something is compiled."""
+    hidden = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+    for name in ("Fake", "DeferredInit"):
+        hidden = hidden | torch._C.DispatchKeySet(torch._C._parse_dispatch_key(name))
+    with dtrrun.budget("1GB", device="cpu") as session:
+        x = torch.ones(4) + 1
+        before = session.report()["operators"]
+        with enable_python_dispatcher(), torch._C._ExcludeDispatchKeyGuard(hidden):
+            made = x.to(torch.float64), torch.full((4,), 2.0, dtype=torch.float64)
+        assert session.report()["operators"] == before
+    assert all(one.tolist() == [2.0] * 4 for one in made)
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once")

@@ -20,6 +20,7 @@ from gpu_programs import (
     train,
     transformer,
 )
+from torch import nn
 
 import dtrrun
 
@@ -45,6 +46,29 @@ def test_bit_for_bit(make):
     assert session.report()["mismatches"] == []
     assert same(plain, found)
     assert report["reserved_bytes"] + report["overhead_bytes"] <= report["footprint_peak_bytes"] <= budget
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * torch.tensor([0.9], device=x.device)
+
+
+def compiled():
+    layers = [part for _ in range(12) for part in (nn.Linear(128, 128), nn.GELU(), Scaled())]
+    model = nn.Sequential(*layers, nn.Linear(128, 10))
+    model.compile(backend="aot_eager")
+    return model, lambda: torch.randn(1 << 14, 128, device=DEVICE)
+
+
+def test_what_is_compiled_makes_tensors_on_the_gpu():
+    plain = train(compiled)
+    budget, counted = budget_for(compiled, 0.7)
+    assert same(plain, counted)
+    forget()
+    with dtrrun.budget(budget, device=DEVICE) as session:
+        torch._dynamo.reset()  # it is compiled inside the budget
+        assert same(plain, train(compiled))
+    assert session.report()["evictions"] > 0
 
 
 @pytest.mark.skipif(not HOLLOW, reason="only there, the host can write to a GPU's memory")
