@@ -12,7 +12,7 @@ from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
 from dtrrun.views.html.tables import tables
 from dtrrun.views.report import build_report
-from dtrrun.views.text import host_words
+from dtrrun.views.text import change_words, host_words
 
 LOGITS = {"name": "`logits` in evaluate at train.py:31", "why": "input mutated", "bytes": 7_000_000}
 PINNED = [
@@ -213,3 +213,16 @@ def test_the_budget_in_which_state_stays_is_told_from_the_one_that_was_in_force(
     assert SETTINGS.budget_bytes == 200_000_000
     assert told().endswith("state stays inside 250 MB")
     assert told(change).endswith("state stays inside 300 MB")
+
+
+def test_each_change_of_the_budget_has_its_reason():
+    row: dict[str, Any] = {"pid": 1, "rank": 3, "step": 2, "seconds": 9.0, "operator": None}
+
+    def told(reason: str, now: int, **more: Any) -> str:
+        return change_words(
+            row | {"reason": reason, "from_bytes": 8, "to_bytes": now} | more, several=reason == "free"
+        )
+
+    assert told("refused", 6) == "8 B to 6 B in step 2, after 9.00 s, refused more"
+    assert told("free", 9) == "rank 3: 8 B to 9 B in step 2, after 9.00 s, free again"
+    assert told("too small", 9, operator="aten.mm") == "8 B to 9 B in step 2, after 9.00 s, for aten.mm"
