@@ -93,7 +93,8 @@ def train(make, steps=3, autocast=False, optimizer=torch.optim.AdamW, **options)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    state = [value.detach().cpu() for value in model.state_dict().values()]
+    values = [getattr(value, "_local_tensor", value) for value in model.state_dict().values()]
+    state = [value.detach().cpu() for value in values]
     drawn = torch.rand(4, device=DEVICE).cpu()  # the state that the generator has reached
     return torch.stack(losses).cpu(), state, drawn
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from gpu_programs import (
     DEVICE,
     HOLLOW,
@@ -21,6 +22,7 @@ from gpu_programs import (
     transformer,
 )
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import dtrrun
 
@@ -46,6 +48,37 @@ def test_bit_for_bit(make):
     assert session.report()["mismatches"] == []
     assert same(plain, found)
     assert report["reserved_bytes"] + report["overhead_bytes"] <= report["footprint_peak_bytes"] <= budget
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process alone: FSDP gathers, frees and reduces all the same."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded():
+    blocks = [nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 128)) for _ in range(6)]
+    model = nn.Sequential(*blocks).to(DEVICE)
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model), lambda: torch.randn(1 << 14, 128, device=DEVICE)
+
+
+@pytest.mark.usefixtures("alone")
+def test_sharded_with_streams_of_its_own_for_collectives():
+    plain = train(sharded)
+    budget, counted = budget_for(sharded, 0.6)
+    assert same(plain, counted)
+    forget()
+    with dtrrun.budget(budget, device=DEVICE, verify=True) as session:
+        found = train(sharded)
+        report = session.report()
+    assert report["evictions"] > 0
+    assert report["rematerializations"] > 0
+    assert session.report()["mismatches"] == []
+    assert same(plain, found)
 
 
 class Scaled(nn.Module):
