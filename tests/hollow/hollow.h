@@ -32,7 +32,7 @@ void hollow_stream_waits_until(void *stream, int64_t when);
 void hollow_wait_for_device(void);
 
 /* races.c */
-#define HOLLOW_STREAMS 32
+#define HOLLOW_STREAMS 64
 struct hollow_clock { uint32_t of[HOLLOW_STREAMS]; };
 int hollow_checks_races(void);
 uint32_t hollow_begin(void *stream, int *place);
