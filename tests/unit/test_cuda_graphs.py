@@ -79,6 +79,18 @@ def test_a_capture_that_reads_what_does_not_fit_is_a_budget_error(monkeypatch, g
         assert all(one[0, 0] == 2 for one in kept)
 
 
+def test_a_capture_that_gets_no_memory_is_a_budget_error(monkeypatch, graph):
+    with fake_session(monkeypatch, BUDGET) as (session, _):
+        kept = [tensor().mul(2.0) for _ in range(8)]
+        graph.capture_begin()
+        with pytest.raises(dtrrun.BudgetError, match="While a CUDA graph is captured") as caught:
+            while True:
+                kept.append(kept[-1].mul(1.0))
+        graph.capture_end()
+        assert caught.value.least_budget_bytes > BUDGET
+        assert all(one[0, 0] == 2 for one in kept)
+
+
 def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, graph):
     static = tensor()  # older than the session
     with fake_session(monkeypatch, BUDGET) as (session, _):

@@ -41,7 +41,7 @@ class CudaOperators:
     def call(self, call: TensorCall) -> Any:
         """Run one operator of the program: timed, measured, and retried after an out-of-memory error."""
         if self.capturing:
-            return self._slow_path.call(call)
+            return self._retry.once(lambda: self._slow_path.call(call), call.operator.name)
         signature, rng, retry = call.signature, call.rng, self._retry
         is_early, retries = signature.calls < 2, retry.retries
         attempted = False

@@ -53,6 +53,7 @@ PROGRAMS_LIMIT = (
     "The program's own set_per_process_memory_fraction allows less than the budget, so a larger budget does "
     "not help"
 )
+CAPTURING = "While a CUDA graph is captured, nothing is evicted"
 NEVER_USED = (
     "this process did not use a GPU, so its memory was not limited; --device cpu sets a budget for the CPU"
 )
@@ -278,6 +279,8 @@ class Cuda:
 
     def hint(self) -> str:
         """Return what limits the program besides the budget, or ""."""
+        if self.capturing:
+            return CAPTURING
         return PROGRAMS_LIMIT if self.accounts.forbidden else ""
 
     # -- the budget ------------------------------------------------------------------------------
@@ -302,8 +305,8 @@ class Cuda:
             if not self._is_heard and found.total > self._first.total:
                 self._is_heard = True
                 self._tell_what_is_unheard()
-            if self.retry.unseen(found.ooms):
-                self.retry.did_without()
+            if not self.slow_path.others_run() and self.retry.unseen(found.ooms):
+                self.retry.did_without()  # otherwise their errors may be on the way
             used, _ = self.gpu.used_and_total()
             now = monotonic()
             shown = self._shown(found.reserved, used, now)

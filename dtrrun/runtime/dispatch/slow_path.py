@@ -637,13 +637,17 @@ class SlowPath:
 
     # -- waiting for others ----------------------------------------------------------------------
 
+    def others_run(self) -> bool:
+        """Return whether an operator of another thread has not ended yet. The caller holds the lock."""
+        return self.ledger.others_reserve() or self.turns.others()
+
     def others_end(self) -> bool:
         """Wait until an operator of another thread ends and its locks are released.
 
         The caller holds the lock, which is released meanwhile. Returns False if there is none, or on timeout,
         unless the budget has been raised instead.
         """
-        if not (self.ledger.others_reserve() or self.turns.others()):
+        if not self.others_run():
             return False
         self.waiting += 1
         try:
