@@ -1,5 +1,7 @@
 """dtrrun.runtime.cuda.operators: the workspaces of libraries, on a fake GPU."""
 
+import threading
+
 import pytest
 import torch
 from fake_gpu import REAL, Allocator, FakeGpu, chain, correct, fake_session, stepped, tensor, unprofiled
@@ -74,6 +76,24 @@ def test_a_replay_without_room_for_the_workspace_is_an_error(monkeypatch, capsys
         stepped(session)
         made.clear()
     assert "too little memory for its workspace" not in capsys.readouterr().err
+
+
+def test_a_refusal_in_another_thread_is_an_error_on_its_way(monkeypatch, capsys):
+    monkeypatch.setattr(oom_retry, "_done_without", False)
+    with fake_session(monkeypatch, BESIDE + 16 * MIB) as (session, gpu):
+        tensor()
+        other = threading.Thread(target=session.ledger.reserve, args=(1, MIB))  # its operator runs
+        other.start()
+        other.join()
+        gpu.allocator.ooms += 1
+        session.device.look()
+        session.device.retry.met(torch.OutOfMemoryError())
+        session.ledger.give_back(1)
+        session.device.look()
+        assert "too little memory for its workspace" not in capsys.readouterr().err
+        gpu.allocator.ooms += 1  # without an error
+        session.device.look()
+        assert "too little memory for its workspace" in capsys.readouterr().err
 
 
 def test_what_is_needed_later_goes_for_the_workspace_of_a_replay(monkeypatch):
