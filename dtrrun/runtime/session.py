@@ -247,6 +247,7 @@ class Session:
         self._parts += [part for part in optionals if part is not None]
         self.writer: Any = None
         self._pid = os.getpid()
+        self._group: dict[str, Any] | None = None
 
     def _make_heap(self) -> Heap | None:
         return Heap(self.settings.return_memory, self._native) if self.device.type == "cpu" else None
@@ -834,6 +835,17 @@ class Session:
         return lost
 
     # -- report ----------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> dict[str, Any] | None:
+        """This process's rank, and what the ranks of its program share; None if it has been in no group.
+
+        Nothing else tells the rank of a process that `torch.multiprocessing.spawn` has started.
+        """
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        if self._group is None and c10d is not None and c10d.is_initialized():
+            self._group = {"rank": c10d.get_rank(), "world": f"{os.getppid()} {c10d.get_world_size()}"}
+        return self._group
 
     @property
     def at_peak(self) -> dict[str, Any] | None:

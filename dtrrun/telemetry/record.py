@@ -146,7 +146,10 @@ def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
 
 
 def this_process() -> dict[str, Any]:
-    """Return what any process knows about itself; rank and world are None outside torchrun and the like."""
+    """Return what any process knows about itself.
+
+    rank and world are None outside torchrun and the like. Then `_read` takes those of the process's group.
+    """
     rank = os.environ.get("RANK", "")
     return {
         "pid": os.getpid(),
@@ -232,16 +235,19 @@ def _read(path: str, with_tables: bool) -> Snapshot | None:
         return None
     finally:
         os.close(descriptor)
+    about, group = meta[1], tables.get("group")
+    if isinstance(group, dict) and about.get("rank") is None:
+        about = about | {name: group.get(name) for name in ("rank", "world")}
     status = head[STATUS_AT : STATUS_AT + STATUS_BYTES].rstrip(b"\0").decode(errors="replace")
     numbers = array("q", head[COUNTERS_AT:])
     return Snapshot(
-        pid=meta[1]["pid"],
-        meta=meta[1],
+        pid=about["pid"],
+        meta=about,
         counters=dict(zip(COUNTERS, numbers, strict=True)),
         tables=tables,
         ended=bool(status),
         status=status,
-        alive=_exists(meta[1]["pid"]),
+        alive=_exists(about["pid"]),
         read_ns=time.monotonic_ns(),
     )
 

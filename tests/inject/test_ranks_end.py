@@ -74,3 +74,30 @@ def test_one_is_killed_at_any_moment(program, dtrrun):
             assert process["evictions"] > 0
             assert 0 < process["peak_bytes"] <= 1_000_000
             assert process["seconds"]["wall"] > 0
+
+
+SPAWNED = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+def train(rank, store):
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(6):
+        model(torch.ones(512, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(train, (os.path.abspath("store"),), 2)
+"""
+
+
+def test_spawned_processes_have_the_ranks_of_their_group(program, dtrrun):
+    program("train.py", SPAWNED)
+    ended = dtrrun("--budget", "1MB", "train.py")
+    assert ended.status == 0, ended.err
+    trained = [process for process in ended.processes if process["steps"]]
+    assert sorted(process["rank"] for process in trained) == [0, 1]
+    assert min(process["waited_share"] for process in trained) >= 0

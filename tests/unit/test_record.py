@@ -76,6 +76,16 @@ def test_rank_comes_from_the_environment(folder: str, monkeypatch: pytest.Monkey
     assert read_all(folder)[0].meta["rank"] == 3
 
 
+def test_otherwise_from_the_group_that_it_joins(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    writer = Writer(folder, {})
+    writer.publish({"group": None})
+    assert read_all(folder)[0].meta["rank"] is None
+    writer.publish({"group": {"rank": 2, "world": "7 4"}})
+    [found] = read_all(folder)
+    assert (found.meta["rank"], found.meta["world"]) == (2, "7 4")
+
+
 def test_newest_tables_win_and_wall_time_grows(folder: str) -> None:
     writer = Writer(folder, {})
     walls = []

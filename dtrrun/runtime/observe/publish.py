@@ -109,6 +109,7 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
         "native": _native(session.interposer),
         "compiled": {name: getattr(session.compiler, name) for name in ("graphs", "kernels", "opaque")},
         "rule": session.rule,
+        "group": session.group,
         "budget_changes": [] if session.adapting is None else list(session.adapting.changes),
     }
 
