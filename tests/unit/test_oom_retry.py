@@ -1,5 +1,7 @@
 """dtrrun.runtime.cuda.oom_retry: operators that run out of memory, on a fake GPU."""
 
+import gc
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -155,6 +157,42 @@ def test_memory_that_the_driver_lacks_is_given_back_to_it(monkeypatch):
         assert torch.equal(product, torch.full((512, 512), 512.0))
         assert session.report()["oom_retries"] > 1
         assert correct(kept)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_finalizers_run_without_the_lock_and_only_where_the_program_wants_them(monkeypatch, enabled):
+    """They may wait for another thread, which may wait for its turn."""
+    found = []
+
+    class Resource:
+        def __init__(self, lock):
+            self.cycle, self.lock = self, lock
+
+        def __del__(self):
+            other = threading.Thread(target=self.look)
+            other.start()
+            other.join()
+
+        def look(self):
+            found.append(self.lock.acquire(False))
+            if found[-1]:
+                self.lock.release()
+
+    gc.disable()  # so that all collections are dtrrun's own
+    monkeypatch.setattr(gc, "isenabled", lambda: enabled)
+    try:
+        with fake_session(monkeypatch, BESIDE + 64 * MIB) as (session, gpu):
+            kept = chain(8)
+            gpu.allocator.cap = gpu.allocator.reserved
+            Resource(session.slow_path.lock)
+            with pytest.raises(dtrrun.BudgetError):
+                torch.ones(20 * MIB // 4)
+            gpu.allocator.cap = None
+            assert correct(kept)
+            assert found == [True] * enabled
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 def test_an_unknown_workspace_is_made_room_for(monkeypatch):

@@ -12,7 +12,6 @@ the native extension replaces the error by one that they do not catch (dtrrun/na
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable
 from time import perf_counter_ns as now_ns
@@ -377,6 +376,8 @@ class Retry:
 
     def _release(self, attempt: int, wanted: int, asked: int) -> None:
         with self._slow_path.lock:
+            if attempt > 1 and self._ledger.evicting:
+                self._dtr.garbage.without_room(certain=True)  # finalizers run without the lock
             self._let_go(attempt, wanted, asked)
         self.retries += 1
 
@@ -403,7 +404,6 @@ class Retry:
             if attempt == 1:
                 self._dtr.eviction.release(2 * wanted)
             else:
-                gc.collect()
                 self._dtr.eviction.release(ledger.resident_bytes)
             self.gpu.empty_cache()
 
