@@ -90,6 +90,16 @@ def test_a_capture_that_gets_no_memory_is_a_budget_error(monkeypatch, graph):
         assert all(one[0, 0] == 2 for one in kept)
 
 
+def test_a_capture_exceeds_a_budget_that_only_warns(monkeypatch, graph):
+    with fake_session(monkeypatch, BUDGET, over_budget="warn") as (_, gpu):
+        kept, cap = [tensor().mul(2.0) for _ in range(8)], gpu.allocator.cap
+        graph.capture_begin()
+        kept += [kept[0].mul(1.0) for _ in range(30)]
+        graph.capture_end()
+        assert gpu.allocator.reserved > cap == gpu.allocator.cap
+        assert all(one[0, 0] == 2 for one in kept)
+
+
 def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, graph):
     static = tensor()  # older than the session
     with fake_session(monkeypatch, BUDGET) as (session, _):

@@ -74,6 +74,8 @@ class Captures:
             self._clock = ledger.clock  # what the capture uses has a last access at or after this time
             self._evict_again = ledger.no_eviction()
             device.operators.capturing = slow_path.capturing = True
+            if slow_path.dtr.eviction.warn_only:
+                device.gpu.set_cap(None)  # until it ends
         self._warn(CAPTURED)
 
     def ended(self) -> None:
@@ -95,6 +97,8 @@ class Captures:
                 if version.resident and (id(version) not in self._known or version.last_access >= self._clock)
             ]
             slow_path.dtr.mutation.escape_together(used, "CUDA graph")
+            if slow_path.dtr.eviction.warn_only and not device.retry.lifted:
+                device.gpu.set_cap(device.accounts.cap)
             self._before.clear()
             self._known.clear()
         device.pools.exist = True
