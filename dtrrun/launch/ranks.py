@@ -1,7 +1,8 @@
 """Ends the ranks that wait for one whose budget was too small.
 
 Such a rank ends with an error, and the others wait for it in a collective: with NCCL, for ten minutes.
-torchrun ends them at once. A shell script that starts ranks in the background, or a batch system, may not.
+torchrun ends those on the same node at once. A shell script that starts ranks in the background, or a batch
+system, may not.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from dtrrun.monitor import sending
 from dtrrun.telemetry.record import TOO_SMALL, Snapshot, read_all
+from dtrrun.telemetry.run import told_of_another_node
 
 EVERY_SECONDS = 1.0
 WAITING_SECONDS = 10.0
@@ -55,12 +57,18 @@ class Ranks:
 
     def _watch(self) -> None:
         while not self._stop.wait(EVERY_SECONDS):
-            self.look(read_all(self._folder, tables=False), time.monotonic())
+            elsewhere = told_of_another_node(self._folder)
+            self.look(read_all(self._folder, tables=False), time.monotonic(), elsewhere)
 
-    def look(self, snapshots: Sequence[Snapshot], now: float) -> None:
-        """End ranks that have waited for long. now: in seconds."""
-        failed = {
-            world: one for one in snapshots if one.status == TOO_SMALL and (world := one.meta.get("world"))
+    def look(
+        self, snapshots: Sequence[Snapshot], now: float, elsewhere: Mapping[str, str] | None = None
+    ) -> None:
+        """End ranks that have waited for long. now: in seconds. elsewhere: of `told_of_another_node`."""
+        failed = {elsewhere["world"]: f"rank {elsewhere['rank']} (on another node)"} if elsewhere else {}
+        failed |= {
+            world: _name(one)
+            for one in snapshots
+            if one.status == TOO_SMALL and (world := one.meta.get("world"))
         }
         for one in snapshots:
             world = one.meta.get("world")
@@ -76,7 +84,7 @@ class Ranks:
                 continue
             if key not in self._told:
                 self._told.add(key)
-                self._tell(WAITED.format(failed=_name(failed[world]), waiting=_name(one)))
+                self._tell(WAITED.format(failed=failed[world], waiting=_name(one)))
             is_over = now - since >= WAITING_SECONDS + GRACE_SECONDS
             self._send(one, signal.SIGKILL if is_over else signal.SIGTERM)
 

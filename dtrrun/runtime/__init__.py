@@ -127,6 +127,8 @@ def finish(pid: int) -> None:
         session.writer = None
         # Python keeps the exception that ends a program.
         too_small = isinstance(getattr(sys, "last_value", None), BudgetError)
+        if too_small and isinstance(session, Session):
+            session.nodes.too_small()
         writer.close(TOO_SMALL if too_small else ENDED)
 
 

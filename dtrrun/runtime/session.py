@@ -36,6 +36,7 @@ from dtrrun.runtime.guards import below, interposed
 from dtrrun.runtime.heap import Heap
 from dtrrun.runtime.host import Host
 from dtrrun.runtime.launcher import Launcher
+from dtrrun.runtime.nodes import Nodes
 from dtrrun.runtime.observe import notices, publish
 from dtrrun.runtime.observe.ending import end_script
 from dtrrun.runtime.observe.expected import Plain, Refused, advised_budget, growth_of
@@ -195,6 +196,7 @@ class Session:
         self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.evicted_bytes > 0)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
+        self.nodes = Nodes(settings.record_dir)
         self._where = optional.where(settings, self._callers, self.ledger)
         self._at_peak = optional.at_peak(settings, self, self._callers)
         self.adapting = self.dtr.eviction.adapting = optional.adapting(settings, self, self._advised)
@@ -273,6 +275,7 @@ class Session:
         if threading.current_thread() is threading.main_thread():
             self.slow_path.home_thread = threading.get_ident()
         self.host.open()
+        self.nodes.start()
         self.running = True
         if self._recorder is not None:
             self._recorder.step_begins()

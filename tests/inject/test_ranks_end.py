@@ -1,6 +1,9 @@
 """One rank of several ends before the others: of an error about its budget, or of a signal."""
 
 import random
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,6 +61,25 @@ def test_a_budget_that_is_too_small_for_one(launcher, program, dtrrun):
     assert "budget too small  rank 1: It takes at least 16.8 MB" in ended.err
     told = "error: the budget of rank 1 was too small; rank 0 waited for it, and is ended now"
     assert (told in ended.ours) == (launcher == "a shell")
+
+
+def test_a_budget_that_is_too_small_for_one_on_another_node(program, plain):
+    """The node of rank 0 would wait for it: torchrun ends only the ranks of its own node."""
+    program("train.py", WAITS)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    where = f"--nnodes=2 --nproc-per-node=1 --master-addr=localhost --master-port={port}".split()
+    start = [sys.executable, "-m", "dtrrun", "--budget", "1MB", "torchrun", *where]
+    with ThreadPoolExecutor(2) as pool:
+        nodes = [pool.submit(plain, *start, f"--node-rank={node}", "train.py") for node in range(2)]
+    first, second = (node.result() for node in nodes)
+    assert (first.status, second.status) == (1, 1)
+    told = (
+        "error: the budget of rank 1 (on another node) was too small; rank 0 waited for it, and is ended now"
+    )
+    assert told in first.ours
+    assert "budget too small" in second.err
 
 
 def test_one_is_killed_at_any_moment(program, dtrrun):

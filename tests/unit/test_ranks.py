@@ -7,6 +7,7 @@ from fake_records import snapshot
 
 from dtrrun.launch.ranks import Ranks
 from dtrrun.telemetry.record import TOO_SMALL
+from dtrrun.telemetry.run import tell_of_another_node, told_of_another_node
 
 
 def rank(number, *, world="one", operators=100, **changes):
@@ -32,6 +33,18 @@ def test_those_that_wait_and_no_others():
     assert told == [
         f"error: the budget of rank 1 was too small; rank {number} waited for it, and is ended now"
         for number in (0, 2)
+    ]
+
+
+def test_the_budget_of_a_rank_on_another_node_was_too_small(tmp_path):
+    sent, told = [], []
+    ranks = Ranks("", told.append, send=lambda one, number: sent.append(one.meta["rank"]))
+    tell_of_another_node(str(tmp_path), "3", "one")
+    for second in range(11):
+        ranks.look([rank(0), rank(1, world="other")], float(second), told_of_another_node(str(tmp_path)))
+    assert sent == [0]
+    assert told == [
+        "error: the budget of rank 3 (on another node) was too small; rank 0 waited for it, and is ended now"
     ]
 
 
