@@ -23,12 +23,6 @@ struct Core {
   Rescue rescue{ledger, recipes, rematerializer};
   Mutation mutation{ledger, recipes, copies, rescue};
   Operators operators{ledger, recipes, eviction, rematerializer, mutation};
-  // What calls made in Python have taken (`operators.h`), by the ids of the calls.
-  struct Taken {
-    bool locked = false;
-    std::vector<VersionRef> changing;
-  };
-  std::unordered_map<int64_t, Taken> taken;
   Tallies tallies;
 
   Core(std::unique_ptr<Backend> given, void (*forget)(Version*)) : backend(std::move(given)), ledger(*backend, forget) {}

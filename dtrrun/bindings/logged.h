@@ -13,7 +13,7 @@ struct LoggedFlags {
   bool view, untouching, reshapes, opaque, uninitialised, shrinks, updates, once, sparse, is_short, fixes;
 };
 
-// An operator of a log, with the facts that the runtime recorded of a `TensorCall`.
+// An operator of a log, with the facts that the runtime recorded of a call.
 struct LoggedOperator : LoggedFlags {
   Ref signature, again;  // `SignatureObject`s of the call and of its replays
   std::vector<int64_t> inputs, taken;  // numbers of storages; taken: those that other code can reach afterwards

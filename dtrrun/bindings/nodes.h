@@ -54,7 +54,7 @@ inline Recorded* recorded_in(PyObject* operation) { return &as_operation(operati
 // Hooks for recipes, which only a session's operations have.
 struct Arguments {
   void (*destroy)(OperationObject*) = nullptr;
-  PyObject* (*show)(OperationObject*) = nullptr;  // as Python's `Operation.recorded`
+  PyObject* (*show)(OperationObject*) = nullptr;  // returns the operator that runs again
 };
 inline Arguments arguments_of_calls;
 
@@ -454,7 +454,7 @@ inline PyObject* get_tensors(PyObject* self, void* closure) {
 // Returns `value` as a list or a tuple. Null after an error, which it is if what the operation reads is fixed.
 inline Ref new_sequence(PyObject* self, PyObject* value) {
   if (as_operation(self)->is_fixed) {
-    PyErr_SetString(PyExc_AttributeError, "what the fast path has recorded is fixed");
+    PyErr_SetString(PyExc_AttributeError, "what a session has recorded is fixed");
     return Ref();
   }
   if (value == nullptr) {

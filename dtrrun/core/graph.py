@@ -108,7 +108,7 @@ class Operation:
     Made in C++, like a version.
     """
 
-    recorded: Any  # what the executor needs to run it again; opaque here
+    recorded: Any  # in a session, the operator that runs again
     tensors: Sequence[Any]  # the operator's tensor arguments in order, each a Version or an Overwritten
     inputs: Sequence[Version]  # the versions it reads
     signature: Signature

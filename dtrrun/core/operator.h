@@ -1,8 +1,8 @@
 // One operator of the program, from before it runs until its outputs are in the ledger (Sec. 2, figure 1).
 //
 // Its inputs are made resident and locked, room is made for what it will allocate, and it runs. Then its outputs are entered with
-// its recipe, and the inputs are unlocked. The fast path (`native/fast_call.h`) and the slow path do this with tensors, the
-// simulator with the contents of a log.
+// its recipe, and the inputs are unlocked. A session does this with tensors (`native/fast_call.h`), the simulator with the contents
+// of a log.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct NewStorage {
   Kind kind;
 };
 
-// What is known about an operator call in progress (`core.operator.Call`). A hole is a tensor's index among the tensor arguments.
+// What is known about an operator call in progress (`core.operator.Call` in Python). A hole is a tensor's index among the tensor arguments.
 struct Call {
   struct Write {
     Version* target;
@@ -87,7 +87,8 @@ class Operators {
     for (const Version* one : call.versions)
       if (!one->resident) return false;
     if (!eviction_.has_room(call.signature->output_bytes)) return false;
-    bool recordable = true;  // if false, everything that is written to becomes a constant
+    if (call.opaque) return false;
+    bool recordable = call.replayable && !call.reshapes;  // if false, everything that is written to becomes a constant
     for (size_t place = 0; place < call.written.size(); place++) {
       const Version* one = call.written[place].target;
       recordable = recordable && !one->constant() && !call.is_leaf(place) && mutation_.is_recent(one);

@@ -1,11 +1,11 @@
-"""One operator of the program, as the slow path describes it (`core/operator.h`)."""
+"""The program's operators, as their observers see them (`core/operator.h`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from dtrrun.core.graph import Overwritten, Signature, Version
+from dtrrun.core.graph import Geometry, Signature, Version
 from dtrrun.core.ledger import Ledger
 
 NEW = ""
@@ -27,36 +27,31 @@ A tuple of its tensor's index among the results, the storage, and its kind.
 """
 
 
-class Call:
-    """One operator call in progress. `hole`: a tensor's index among the tensor arguments."""
+class Call(Protocol):
+    """One operator call in progress (`native/observed.h`). `hole`: an index among its tensor arguments
+    that have a version.
 
-    # Reading a slot is several times as fast as reading a default from the class.
-    __slots__ = (
-        "cost",
-        "handed_out",
-        "opaque",
-        "recordable",
-        "replayable",
-        "reshapes",
-        "shrinks",
-        "signature",
-        "statistics",
-        "uninitialised",
-        "untouching",
-        "updates_statistics",
-        "versions",
-        "view",
-        "written",
-    )
+    Most attributes can be read until its kernel runs, the others once its results are in the ledger.
+    """
+
+    operator: Any
+    """What is known of the operator."""
     signature: Signature
-    versions: list[Version]
+    identity: tuple[Any, ...]
+    """What calls have in common that cost the same in every process."""
+    versions: Sequence[Version]
     """The versions of its tensor arguments, by hole."""
+    geometries: Sequence[Geometry]
+    """Their geometries."""
+    leaves: list[int]
+    """The holes of leaves of autograd."""
     written: dict[int, list[int]]
     """By id of each version that it writes to: the holes through which it writes."""
+    places: list[int] | None
+    """The place of each tensor in the operator's lists, -1 for one that is in none of them; None if the call
+    can't be split into calls with parts of the lists."""
     replayable: bool
     """Whether the operator and its arguments allow a replay."""
-    recordable: bool
-    """Whether it gets a recipe; known once it is admitted."""
     view: bool
     """Its results are views: nothing is entered, and recreating them is free."""
     untouching: bool
@@ -77,46 +72,11 @@ class Call:
     """Versions that other code can reach once it has run."""
     cost: int
     """Cost in ns, once it has run."""
-
-    def __init__(self) -> None:
-        self.versions, self.written = [], {}
-        self.statistics = self.handed_out = ()
-        self.replayable = self.recordable = True
-        self.view = self.untouching = self.reshapes = self.opaque = False
-        self.uninitialised = self.shrinks = self.updates_statistics = False
-        self.cost = 0
-
-    def is_leaf(self, place: int) -> bool:
-        """Return whether the `place`-th version written is an autograd leaf, written through that leaf."""
-        raise NotImplementedError
+    results: Sequence[tuple[Any, Geometry] | None]
+    """The storage and geometry of each tensor among its results; None for those without a plain one."""
 
     def overwrites(self, place: int) -> bool:
         """Return whether it overwrites all of the `place`-th version written, without reading it."""
-        raise NotImplementedError
-
-    def overwritten(self, place: int) -> Overwritten:
-        """Return the entry in the recipe for a version that it overwrites."""
-        raise NotImplementedError
-
-    def resized(self, hole: int, version: Version) -> int | None:
-        """Return the bytes that a version takes after being written to; None if unchanged."""
-        raise NotImplementedError
-
-    def made(self, nbytes: int) -> None:
-        """Note that `nbytes` bytes of its results are new."""
-
-    def recorded(self) -> Any:
-        """Return what the executor needs to run it again."""
-        raise NotImplementedError
-
-    def replay_signature(self) -> Signature:
-        """Return the signature of a replay: without the running statistics, if it has any."""
-        return self.signature
-
-
-class Finish(Protocol):
-    def __call__(self, call: Call, outputs: Sequence[Output], *, plain: bool = True) -> None:
-        """plain: all results have a plain storage."""
 
 
 class Adopt(Protocol):
@@ -124,19 +84,8 @@ class Adopt(Protocol):
 
 
 class Operators:
-    """Admits and finishes the program's operators (`core/operator.h`)."""
+    """Admits and finishes the program's operators, which C++ describes (`core/operator.h`)."""
 
-    admit: Callable[[Call], None]
-    """Bring the inputs back, rescue what a mutation would lose, make room and reserve it.
-
-    If this raises, for instance the budget error, `abandon` releases what the call has taken.
-    """
-    abandon: Callable[[Call], None]
-    """Release what a call that does not run has taken."""
-    fail: Callable[[Call], None]
-    """Handle a call that has raised: the program gets its error, and nothing stays locked."""
-    finish: Finish
-    """Enter what a call has made; its cost is known. Raises the budget error if its outputs exceed it."""
     adopt: Adopt
     """Enter a storage that no recorded operator made, as a constant; pin: why it can't be evicted."""
 

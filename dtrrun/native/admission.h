@@ -1,4 +1,4 @@
-// Admits a call on the fast path (`Operators::admit`), as `SlowPath._run` in runtime/dispatch/slow_path.py does for other calls.
+// Admits a call on the fast path (`Operators::admit`).
 #pragma once
 
 #include "backend.h"
@@ -17,7 +17,8 @@ class Admission {
     int64_t all = 0, elsewhere = 0;
   };
 
-  // Returns nullopt, with everything released, if Python must wait for another thread's operator to end. Raises the budget error.
+  // Returns nullopt, with everything released, if it has waited for another thread's operator to end: the call has to be described
+  // again. Raises the budget error.
   std::optional<Times> admit(FastCall& call) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     if (core_.operators.is_ready(call)) {
@@ -25,7 +26,7 @@ class Admission {
       return Times{};
     }
     int64_t before = accounted(), began = now_ns();
-    // Kernels run without the GIL, and another thread's slow path must wait until everything is carried out.
+    // Kernels run without the GIL, and another thread must wait until everything is carried out.
     Held held(lock_);
     Anchors anchors(versions_, Words::of_foreign_code());
     while (true) {
@@ -35,9 +36,9 @@ class Admission {
         return Times{now_ns() - began, accounted() - before};
       } catch (...) {
         if (!core_.backend->is_budget_error()) throw;
-        if (call.reserves && ledger_.any_reserved()) return std::nullopt;
         error = as_error(std::current_exception());
       }
+      if (call.reserves && others_end()) return std::nullopt;
       if (!found_garbage(began)) refuse(std::move(error), call);
     }
   }
@@ -70,6 +71,10 @@ class Admission {
 
   int64_t accounted() const { return core_.eviction.making_room_ns + ledger_.recomputed_ns; }
 
+  // Waits until an operator of another thread ends. Returns false if there is none, or it takes too long.
+  bool others_end() const {
+    return checked(PyObject_CallMethod(slow_path_.get(), "others_end", nullptr)).get() == Py_True;
+  }
   // Returns true if a garbage collection justifies another attempt at what the program asked for at `since`, in ns.
   bool found_garbage(int64_t since) {
     int64_t started = now_ns();

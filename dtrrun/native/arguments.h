@@ -144,12 +144,13 @@ inline PyObject* tensor_slot = nullptr;  // core.graph.TENSOR_SLOT
 // Returns true for a tensor that recipes leave out (`flatten_into` in dispatch/arguments.py).
 inline bool is_hole(const IValue& value) { return value.isTensor() && value.toTensor().defined() && !stands_for_number(value); }
 
-// Returns (args, kwargs) as lists, with `tensor_slot` in place of each tensor; kwargs may be null.
+// Returns (args, kwargs) as lists, with `tensor_slot` in place of each tensor; kwargs may be null. holes: for each argument, -1 if it is
+// kept as it is (`Hole`); null if tensors are not.
 inline std::pair<Ref, Ref> templates_of(const c10::FunctionSchema& schema, const IValue* values,
-                                        const std::vector<Enumeration>& enumerations) {
+                                        const std::vector<Enumeration>& enumerations, const int* holes = nullptr) {
   return to_arguments(schema, values, PyList_New, [&](size_t place) {
     const IValue& value = values[place];
-    if (is_hole(value)) return Ref::copy(tensor_slot);
+    if (is_hole(value) && (holes == nullptr || holes[place] != -1)) return Ref::copy(tensor_slot);
     if (!value.isTensorList() && !value.isOptionalTensorList()) return to_python(value, enumerations[place]);
     auto items = value.toListRef();
     Ref list = checked(PyList_New(static_cast<Py_ssize_t>(items.size())));

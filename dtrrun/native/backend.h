@@ -111,7 +111,8 @@ class SessionBackend final : public PythonBackend {
     checked(PyObject_CallMethod(part("rematerializer").get(), "beneath", "O", callable.get()));
   }
   void execute(Run& run) override {
-    if (!(may_run() && native_->replays.execute(run))) execute_in_python(run);
+    if (!native_) throw std::logic_error("dtrrun: internal error: the session has ended");
+    native_->replays.execute(run);
   }
   void bring(const HostCopy& copy, Storage* emptied) override {
     try {
@@ -144,22 +145,6 @@ class SessionBackend final : public PythonBackend {
   bool may_run() const {
     return native_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0 && native_->device.is_bound() &&
            native_->device.is_current() && native_->device.on_main_stream();
-  }
-
-  void execute_in_python(Run& run) const {
-    Ref taken = checked(PySet_New(nullptr));
-    for (size_t place = 0; place < run.uses.size(); place++) {
-      if (run.uses[place] != Use::TAKE) continue;
-      Ref id = checked(PyLong_FromVoidPtr(enclosing(run.maker->tensor(place).version)));
-      if (PySet_Add(taken.get(), id.get()) < 0) raise();
-    }
-    Ref executor = attribute(or_none(links().dtr), "executor");
-    Ref result = checked(PyObject_CallMethod(executor.get(), "execute", "OO", as_object(run.maker).get(), taken.get()));
-    PyObject *made;
-    long long cost;
-    if (!PyArg_ParseTuple(result.get(), "OL", &made, &cost)) raise();
-    for (PyObject* storage : Items(made)) run.made.push_back(dtrrun::as_storage(storage));
-    run.cost = cost;
   }
 
   PyObject* const ledger_;  // which owns this

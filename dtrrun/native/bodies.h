@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -19,8 +20,9 @@ namespace dtrrun {
 // A kernel that is running in this thread.
 class Body {
  public:
+  using Touch = std::function<void(Version*, bool)>;
   // touch(version, writes): brings a version back and keeps it until the kernel has ended. values: the operator's arguments.
-  Body(PyObject* touch, const c10::IValue* values, size_t count) : touch_(touch), outer_(std::exchange(innermost, this)) {
+  Body(Touch touch, const c10::IValue* values, size_t count) : touch_(std::move(touch)), outer_(std::exchange(innermost, this)) {
     for (size_t place = 0; place < count; place++)
       each_tensor(values[place], [&](const at::Tensor& tensor) { known_.insert(storage_of(tensor)); });
   }
@@ -49,7 +51,7 @@ class Body {
         reads_unseen_ = true;
         if (!writes && told_.count(storage) != 0) return;
         told_.insert(storage);
-        checked(PyObject_CallFunctionObjArgs(touch_, as_object(found).get(), writes ? Py_True : Py_False, nullptr));
+        touch_(found, writes);
       });
     }
   }
@@ -87,7 +89,7 @@ class Body {
   }
 
  private:
-  PyObject* touch_;
+  Touch touch_;
   Body* outer_;
   std::unordered_set<const c10::StorageImpl*> known_;  // of its arguments, and of what it has made
   std::unordered_set<const c10::StorageImpl*> told_;

@@ -1,6 +1,8 @@
 // Finds the versions of a call's tensors and the signature that it shares with calls like it.
 #pragma once
 
+#include <ATen/autocast_mode.h>
+
 #include "callers.h"
 #include "fast_call.h"
 #include "signatures.h"
@@ -16,28 +18,21 @@ class Describer {
 
   Signatures signatures;
 
-  // Returns the signature of calls like this one, or null.
-  PyObject* known_signature(FastCall& call) { return describe(call) ? signatures.find(key_) : nullptr; }
-
   // Finds the signature of a call that has been described. Returns false if it is the first with its signature.
   bool find_signature(FastCall& call) {
     PyObject* known = signatures.find(key_);
     if (known != nullptr) call.set_signature(Ref::copy(known));  // the table may be cleared while the operator runs
     return known != nullptr;
   }
-  // Makes the signature of such a call. missed: receives its key. Returns false if the call must be handled in Python.
-  bool make_signature(FastCall& call, Key& missed) {
+  // Makes the signature of such a call. missed: receives its key.
+  void make_signature(FastCall& call, Key& missed) {
     meet_leaves(call);
     call.is_first = true;
     std::swap(missed, key_);
-    const OperatorHandle& op = call.arrival.op;
-    int64_t read = 0;
+    int64_t read = call.unusual ? call.unusual->unplain : 0;
     for (const Version* one : call.versions) read += one->nbytes;
-    Ref made = first_calls_.signature_of(call.info, op, call.values, call.versions.size(), !call.statistics.empty(), read, call.lesson);
-    if (!made) return false;
-    call.set_signature(std::move(made));
-    if (call.signature->cost == 0) call.unpriced = first_calls_.unpriced(call.info, op, call.values, read);
-    return true;
+    call.set_signature(first_calls_.signature_of(call, read, call.lesson));
+    if (call.signature->cost == 0) call.unpriced = first_calls_.unpriced(call.info, call.arrival.op, call.values, read);
   }
   // Called after a first call has run.
   void remember(const Key& key, PyObject* found) {
@@ -46,9 +41,8 @@ class Describer {
     signatures.add(key, found);
   }
 
-  // Finds the versions of a call's tensors, and makes the key of its signature. Returns false if the call cannot take the
-  // fast path.
-  bool describe(FastCall& call) {
+  // Finds the versions of a call's tensors, and makes the key of its signature.
+  void describe(FastCall& call) {
     const OperatorInfo& info = call.info;
     const auto& arguments = call.arrival.schema().arguments();
     auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
@@ -59,38 +53,56 @@ class Describer {
     // Recipes and observers need them.
     offsets_matter_ = info.makes_tensors || info.handler != HandlerKind::PLAIN;
     key_.add(reinterpret_cast<uint64_t>(&info));
+    bool is_placed = false;  // it says that its results are on our device
     for (size_t place = 0; place < call.count; place++) {
       const IValue& value = call.argument(place);
       bool writes = !info.mutates.empty() && info.writes_to(place);
       if (value.isTensor()) {
-        if (!describe(call, place, value.toTensor(), writes, arguments[place].kwarg_only())) return false;
+        describe(call, place, value.toTensor(), writes);
       } else if (value.isList() && value.isTensorList()) {  // isList() is inline
-        if (arguments[place].kwarg_only()) return false;
         auto tensors = value.toTensorVector();
         key_.add_list(tensors.size());
-        for (size_t item = 0; item < tensors.size(); item++) {
-          if (tensors[item].unsafeGetTensorImpl()->is_wrapped_number()) return false;  // in a replay, it would not count as one
-          if (!read(call, tensors[item]) || (writes && !write(call, place, item, tensors[item]))) return false;
-        }
         call.holes[place] = static_cast<int>(tensors.size());
+        for (size_t item = 0; item < tensors.size(); item++) {
+          // In a replay, it would not count as a number; and a recipe has no place for one that is not there.
+          if (!tensors[item].defined() || tensors[item].unsafeGetTensorImpl()->is_wrapped_number()) call.replayable = false;
+          if (tensors[item].defined())
+            read(call, place, item, tensors[item], writes);
+          else
+            key_.add_other();
+        }
       } else if (value.isList() && value.isOptionalTensorList()) {  // indices
-        if (arguments[place].kwarg_only()) return false;
         c10::List<bool> given;
-        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-          given.push_back(tensor.has_value() && tensor->defined());
-          if (given.get(given.size() - 1) && !read(call, *tensor)) return false;
+        auto tensors = value.toOptionalTensorVector();
+        call.holes[place] = static_cast<int>(tensors.size());
+        for (size_t item = 0; item < tensors.size(); item++) {
+          given.push_back(tensors[item].has_value() && tensors[item]->defined());
+          if (given.get(item)) read(call, place, item, *tensors[item], writes);
         }
         key_.add(IValue(given));
-        call.holes[place] = static_cast<int>(given.size());
         call.gaps.emplace_back(place, std::move(given));
+      } else if (value.isList() && has_tensors(value)) {  // lists of lists, for communication
+        call.replayable = false;
+        call.holes[place] = NESTED;
+        size_t item = 0;
+        FastCall::each_tensor_in(value, [&](const at::Tensor& tensor) { read(call, place, item++, tensor, writes); });
       } else if (info.sized_by_numbers && value.isDouble()) {
         key_.add_size(value.toDouble());
-      } else if (!key_.add(value) || (value.isDevice() && !device_.is_meant_by(value.toDevice()))) {
-        return false;
+      } else if (info.sized_by_numbers && value.isComplexDouble()) {
+        key_.add_size(value.toComplexDouble().real());
+        key_.add_size(value.toComplexDouble().imag());
+      } else {
+        if (!key_.add(value)) key_.add_other();
+        if (value.isDevice() && arguments[place].kwarg_only()) {
+          c10::Device device = value.toDevice();
+          is_placed = device_.is_meant_by(device) || (device.type() == device_.type() && !device.has_index());
+          if (!is_placed) call.special().elsewhere = device.str();
+        }
       }
     }
     key_.add(static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) |
              static_cast<uint64_t>(info.opaque && c10::GradMode::is_enabled()) << 8);
+    if (call.unusual || call.opaque || info.handler == HandlerKind::OTHER) describe_unusual(call, is_placed);
     call.updates_statistics = info.updates && !call.statistics.empty();
     for (size_t place = 0; place < call.writes.size(); place++) {
       const Version* target = call.written[place].target;
@@ -100,10 +112,10 @@ class Describer {
       one.overwrites = overwrites_all(info, tensor, target, times);
       if (one.overwrites && info.overwrites) one.whole = std::move(tensor);
     }
-    return true;
   }
 
-  // Returns the version of a tensor's storage, entered as a constant if it is new; null if it must be handled in Python.
+  // Returns the version of a tensor's storage, entered as a constant if it is new. Returns null if it has no plain
+  // storage, or none that can be watched.
   Version* known_or_adopted(const at::Tensor& tensor) {
     if (Version* known = versions_.of(tensor)) return known;
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_)) return nullptr;
@@ -128,81 +140,158 @@ class Describer {
     }
   }
 
-  bool describe(FastCall& call, size_t place, const at::Tensor& tensor, bool writes, bool kwarg_only) {
+  static bool has_tensors(const IValue& list) {
+    auto items = list.toListRef();
+    return std::any_of(items.begin(), items.end(),
+                       [](const IValue& one) { return one.isTensorList() || (one.isList() && has_tensors(one)); });
+  }
+
+  void describe(FastCall& call, size_t place, const at::Tensor& tensor, bool writes) {
     const OperatorInfo& info = call.info;
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
       key_.add(IValue());
-    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number in the program, kept as it is
-      if (!tensor.device().is_cpu()) return false;
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.device().is_cpu()) {  // a number in the program, kept as it is
       key_.add(number_in(tensor));
-    } else if (kwarg_only && !writes) {
-      return false;
+    } else if (!device_.is_cpu() && is_taken_by_value(info, tensor, writes)) {
+      key_.add(static_cast<uint64_t>(tensor.scalar_type()));
+      key_.add_other();
+      call.special().by_value.push_back(place);
     } else if (call.excludes && (is_place(info.statistics[0]) || is_place(info.statistics[1]))) {
-      Version* found = is_plain(tensor) ? versions_.of(tensor) : nullptr;
-      if (found == nullptr || found->escaped || !found->resident) return false;
-      if (!call.statistics.empty() && call.versions[call.statistics[0]] == found) return false;  // both in one storage
-      key_.add(tensor);
       call.holes[place] = STATISTICS;
       call.statistics.push_back(call.versions.size());
-      call.add(found);
+      if (!read(call, place, 0, tensor, false)) call.statistics.pop_back();
     } else {
-      if (!read(call, tensor) || (writes && !write(call, place, 0, tensor))) return false;
       call.holes[place] = TENSOR;
+      if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) call.replayable = false;  // in a replay, it would not count as one
+      read(call, place, 0, tensor, writes);
     }
-    return true;
+  }
+  // Returns true for a number on the CPU that a GPU's kernel reads, at its launch: the program may overwrite it later. Without a copy in
+  // the recipe, nothing could be recomputed that has been computed with a scale, a mask value or the seed of an attention's dropout. The
+  // copy would not stand for a number, and resolve lazy bits.
+  bool is_taken_by_value(const OperatorInfo& info, const at::Tensor& tensor, bool writes) const {
+    return tensor.device().is_cpu() && !device_.has(tensor.device()) && tensor.dim() == 0 && tensor.layout() == at::kStrided &&
+           !tensor.is_complex() && is_plain(tensor) && !writes && !info.collective && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
   // Notes that the tensor read last is also written to.
-  bool write(FastCall& call, size_t place, size_t item, const at::Tensor& tensor) {
+  void write(FastCall& call, size_t place, size_t item, const at::Tensor& tensor) {
     size_t hole = call.versions.size() - 1;
     Version* target = call.versions[hole];
     bool leaf = is_leaf(tensor);
-    if (leaf && target->pin == nullptr) return false;  // must be handled in Python
+    if (leaf && target->pin == nullptr) ask("meet_leaf", tensor);
     if (call.written.size() < FEW) {
       for (const Call::Write& one : call.written)
-        if (one.target == target) return true;
+        if (one.target == target) return;
     } else {
       if (written_.empty())
         for (const Call::Write& one : call.written) written_.insert(one.target);
-      if (!written_.insert(target).second) return true;
+      if (!written_.insert(target).second) return;
     }
     call.written.push_back({target, hole});
     call.writes.push_back({place, item, leaf, false, {}});
-    return true;
   }
-  bool read(FastCall& call, const at::Tensor& tensor) {
-    if (!is_plain(tensor) || !device_.has(tensor.device())) return false;
-    Version* found = known_or_adopted(tensor);
-    if (found == nullptr || versions_.fingerprints.is_workspace(found)) return false;
-    if (found->escaped && call.info.handler != HandlerKind::VIEW) {
-      ask("read_escaped", tensor);  // may be followed by another version
-      found = versions_.of(tensor);
+  // Returns false if the tensor has no plain storage.
+  bool read(FastCall& call, size_t place, size_t item, const at::Tensor& tensor, bool writes) {
+    Version* found = version_of(call, tensor);
+    call.tensors++;
+    if (found == nullptr) {
+      key_.add_other();
+      return false;
     }
     key_.add(tensor, offsets_matter_);
     call.add(found);
+    if (writes) write(call, place, item, tensor);
     return true;
+  }
+  // Returns the version that a call reads if it is given this tensor; null if that has no plain storage.
+  Version* version_of(FastCall& call, const at::Tensor& tensor) {
+    Version* found = is_plain(tensor) && device_.has(tensor.device()) ? known_or_adopted(tensor) : nullptr;
+    if (found == nullptr && (found = unusual_version_of(call, tensor)) == nullptr) return nullptr;
+    if (found->escaped && !call.info.views) {
+      ask("read_escaped", tensor);  // may be followed by another version
+      found = versions_.find(tensor);
+    }
+    return found;
+  }
+  Version* unusual_version_of(FastCall& call, const at::Tensor& tensor) {
+    Unusual& special = call.special();
+    if (tensor.device().type() != device_.type() && special.elsewhere.empty()) special.elsewhere = tensor.device().str();
+    Anchors anchors(versions_, ledger_.budget_bytes >= 0 ? Words::of_foreign_code() : std::vector<uintptr_t>());
+    Ref known = ask("version_of", tensor);
+    if (known.get() != Py_None) return native_node(known.get());
+    call.opaque = true;
+    special.unplain += as_number(ask("count", tensor).get());
+    special.missing.push_back(call.tensors);
+    return nullptr;
+  }
+
+  void describe_unusual(FastCall& call, bool is_placed) {
+    const OperatorInfo& info = call.info;
+    Unusual& special = call.special();
+    if (is_placed) special.elsewhere.clear();
+    if (call.opaque && !info.collective) {
+      call.written.clear();
+      call.writes.clear();
+    }
+    if (info.compares_tensors) {
+      std::vector<const c10::TensorImpl*> all;
+      call.each_tensor([&](size_t, const at::Tensor& tensor) {
+        const c10::TensorImpl* one = tensor.unsafeGetTensorImpl();
+        special.same.push_back(std::find(all.begin(), all.end(), one) - all.begin());
+        key_.add(static_cast<uint64_t>(special.same.back()));
+        all.push_back(one);
+      });
+    }
+    if (!special.elsewhere.empty()) key_.add(IValue(special.elsewhere));
+    if (!special.elsewhere.empty() || call.opaque) call.replayable = false;
+    if (info.calls_others) note_autocast(special);
+    if (info.foreign) look_into(call, special);
+  }
+  // Notes the autocast state of the operators that a kernel calls.
+  static void note_autocast(Unusual& special) {
+    constexpr std::pair<c10::DeviceType, DispatchKey> ALL[] = {{c10::DeviceType::CPU, DispatchKey::AutocastCPU},
+                                                               {c10::DeviceType::CUDA, DispatchKey::AutocastCUDA}};
+    for (auto [type, key] : ALL) {
+      if (c10::impl::tls_is_dispatch_key_excluded(key)) continue;
+      if (!special.around) special.around = std::make_unique<Around>();
+      special.around->autocast.emplace_back(type, at::autocast::get_autocast_dtype(type));
+    }
+  }
+  // Asks about a kernel that is not PyTorch's own.
+  void look_into(FastCall& call, Unusual& special) const {
+    Untraced untraced;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
+    PyObject *func = call.info.func.get(), *operator_ = call.info.operator_.get();
+    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "about_kernel", "OO", func, operator_));
+    int is_replayable, counts, is_pure;
+    PyObject* reading;
+    if (!PyArg_ParseTuple(found.get(), "pppO", &is_replayable, &counts, &is_pure, &reading)) raise();
+    call.replayable = call.replayable && is_replayable != 0 && is_pure != 0 && !(call.turn.shared() && !call.written.empty());
+    special.counts = counts != 0;
+    special.is_pure = is_pure != 0;
+    if (reading == Py_None) return;
+    if (!special.around) special.around = std::make_unique<Around>();
+    special.around->reading = Ref::copy(reading);
   }
 
   // What has been computed, and is a leaf of autograd now, is a parameter.
   void meet_leaves(const FastCall& call) const {
-    auto meet = [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !tensor.requires_grad() || !is_leaf(tensor)) return;
-      Version* found = versions_.of(tensor);
+    call.each_tensor([&](size_t, const at::Tensor& tensor) {
+      if (!tensor.requires_grad() || !is_leaf(tensor)) return;
+      Version* found = versions_.find(tensor);
       if (found != nullptr && found->pin == nullptr) ask("meet_leaf", tensor);
-    };
-    for (const IValue& value : c10::ArrayRef<IValue>(call.values, call.count)) {
-      if (value.isTensor()) meet(value.toTensor());
-      if (value.isTensorList())
-        for (const IValue& item : value.toListRef()) meet(item.toTensor());
-    }
+    });
   }
 
   // Calls a method of Python's `SlowPath` with a tensor of the program's.
-  void ask(const char* method, const at::Tensor& tensor) const {
+  Ref ask(const char* method, const at::Tensor& tensor) const {
     Untraced untraced;
+    WithoutFunctionModes plain;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
-    Ref object = to_python(tensor.requires_grad() ? IValue(tensor) : shown(tensor), Enumeration::TENSOR);
-    checked(PyObject_CallMethod(slow_path_.get(), method, "O", object.get()));
+    bool is_shown = !tensor.requires_grad() && is_plain(tensor);
+    Ref object = to_python(is_shown ? shown(tensor) : IValue(tensor), Enumeration::TENSOR);
+    return checked(PyObject_CallMethod(slow_path_.get(), method, "O", object.get()));
   }
 
   Ref slow_path_;

@@ -19,29 +19,43 @@ class FirstCalls {
     if (!PyArg_ParseTuple(rates.get(), "LLL", &launch_ns_, &bytes_per_ns_, &flops_per_ns_)) raise();
   }
 
-  // Returns null if the call falls back to Python. tensors: their number. excludes: whether a replay omits running statistics.
   // read: the bytes of its inputs. lesson: set if the call's results will tell what a formula needs.
-  Ref signature_of(const OperatorInfo& info, const c10::OperatorHandle& op, const IValue* values, size_t tensors, bool excludes,
-                   int64_t read, std::optional<Formulas::Lesson>& lesson) const {
-    size_t count = op.schema().arguments().size();
-    Ref geometries = geometries_of(values, count, nullptr);
-    if (PyTuple_GET_SIZE(geometries.get()) != static_cast<Py_ssize_t>(tensors)) return Ref();
-    Ref made = blank(info, std::move(geometries));
+  template <class C>
+  Ref signature_of(const C& call, int64_t read, std::optional<Formulas::Lesson>& lesson) const {
+    const OperatorInfo& info = call.info;
+    Ref made = blank(info, geometries_of(call, false));
     SignatureObject* one = as_signature(made.get());
-    auto nbytes = predicted(info, values, count);
-    if (!nbytes) lesson = formulas_.lesson_of(info, values, count);
-    if (nbytes && !knows_costs_) {
+    bool is_elsewhere = call.unusual && !call.unusual->elsewhere.empty();
+    bool is_usual = !is_elsewhere && !call.opaque && !(call.unusual && !call.unusual->by_value.empty());
+    auto nbytes = is_usual ? predicted(info, call.values, call.count) : std::nullopt;
+    if (!nbytes && is_usual) lesson = formulas_.lesson_of(info, call.values, call.count);
+    if (nbytes && !knows_costs_ && !is_elsewhere) {
       one->figures.output_bytes = *nbytes;
       one->figures.guessed = info.makes_tensors;
     } else {
       Untraced untraced;
-      auto [args, kwargs] = templates_of(op.schema(), values, *info.enumerations);
-      Ref formula = nbytes ? Ref(PyLong_FromLongLong(*nbytes)) : Ref::copy(Py_None);
-      checked(PyObject_CallMethod(python_.get(), "first_call", "OOOOLO", made.get(), info.func.get(), args.get(),
-                                  kwargs ? kwargs.get() : Py_None, static_cast<long long>(read), formula.get()));
+      WithoutFunctionModes plain;
+      auto [args, kwargs] = templates_of(call.arrival.schema(), call.values, *info.enumerations, call.holes.data());
+      Ref formula = nbytes ? Ref(PyLong_FromLongLong(*nbytes)) : Ref::copy(Py_None), more = more_of(call);
+      checked(PyObject_CallMethod(python_.get(), "first_call", "OOOOLOOO", made.get(), info.func.get(), args.get(),
+                                  kwargs ? kwargs.get() : Py_None, static_cast<long long>(read), formula.get(), more.get(),
+                                  is_elsewhere ? Py_True : Py_False));
     }
-    if (excludes) one->replayed_as = blank(info, geometries_of(values, count, info.statistics)).release();
+    if (call.excludes) one->replayed_as = blank(info, geometries_of(call, true)).release();
+    if (call.unusual && !call.unusual->same.empty()) {
+      const auto& same = call.unusual->same;
+      Ref all = unwatched(&PyTuple_Type, same.size(), [&](size_t i) { return PyLong_FromLongLong(same[i]); });
+      if (PyObject_SetAttrString(made.get(), "same", all.get()) < 0) raise();
+    }
     return made;
+  }
+  // Returns what else calls of its kind have in common: where their results are, and which of their tensors are the same.
+  template <class C>
+  static Ref more_of(const C& call) {
+    if (!call.unusual || (call.unusual->elsewhere.empty() && call.unusual->same.empty())) return Ref::copy(nothing);
+    Ref same = checked(PyTuple_New(static_cast<Py_ssize_t>(call.unusual->same.size())));
+    for (size_t i = 0; i < call.unusual->same.size(); i++) PyTuple_SET_ITEM(same.get(), i, PyLong_FromLongLong(call.unusual->same[i]));
+    return checked(Py_BuildValue("(sO)", call.unusual->elsewhere.c_str(), same.get()));
   }
 
   // What the cost model needs of a call before it runs (which consumes its arguments).
@@ -106,24 +120,16 @@ class FirstCalls {
   // Learns from that call, which has run with these results.
   void learn(OperatorInfo& info, const Formulas::Lesson& lesson, const Stack& results) { formulas_.learn(info, lesson, results); }
 
-  // statistics: two places to leave out, or null.
-  Ref geometries_of(const IValue* values, size_t count, const int* statistics) const {
+  // without_statistics: leaves out running statistics.
+  template <class C>
+  Ref geometries_of(const C& call, bool without_statistics) const {
     c10::SmallVector<Ref, 4> all;
-    auto add = [&](const at::Tensor& tensor) {
-      if (tensor.defined() && !tensor.unsafeGetTensorImpl()->is_wrapped_number()) all.push_back(geometry_of(tensor));
-    };
-    for (size_t place = 0; place < count; place++) {
-      const IValue& value = values[place];
-      if (statistics != nullptr && std::find(statistics, statistics + 2, static_cast<int>(place)) != statistics + 2) continue;
-      if (value.isTensor()) add(value.toTensor());
-      if (value.isTensorList())
-        for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
-      if (value.isOptionalTensorList())
-        for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) add(tensor.value_or(at::Tensor()));
-    }
+    call.each_tensor([&](size_t place, const at::Tensor& tensor) {
+      if (!(without_statistics && call.is_statistics(place))) all.push_back(geometry_of(tensor));
+    });
     return unwatched(&PyTuple_Type, all.size(), [&](size_t i) { return all[i].release(); });
   }
-  // `geometry_of` in dispatch/arguments.py.
+  // Returns a tensor's place in its storage (`core.graph.Geometry`).
   Ref geometry_of(const at::Tensor& tensor) const {
     auto numbers = [](PyTypeObject* type, c10::IntArrayRef all) {
       return unwatched(type, all.size(), [&](size_t i) { return PyLong_FromLongLong(all[i]); });

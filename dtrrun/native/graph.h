@@ -1,6 +1,5 @@
-// A session's nodes: what they have besides what `bindings/nodes.h` says. A version knows its storage. An operation that the
-// fast path records is followed in memory by its recipe, and that by the versions that it reads. What the slow path records has
-// Python objects instead.
+// A session's nodes: what they have besides what `bindings/nodes.h` says. A version knows its storage. An operation is
+// followed in memory by its recipe, and that by the versions that it reads.
 #pragma once
 
 #include "../bindings/nodes.h"
@@ -27,10 +26,10 @@ inline void delete_version(Node* node) {
 inline Recipe* recipe_of(OperationObject* one) {
   return one->has_recipe ? reinterpret_cast<Recipe*>(one + 1) : nullptr;
 }
-// Null if the slow path has recorded it.
+// Null if Python has made it, for a test.
 inline const Recipe* recipe_of(const Recorded* operation) { return recipe_of(enclosing(operation)); }
 
-// Makes an operation of the fast path, with a recipe that is made of `given` and the number of its arguments. reads: the
+// Makes an operation with a recipe that is made of `given` and the number of its arguments. reads: the
 // maximum number of versions that it will read.
 template <class... Given>
 OperationRef recorded_operation(size_t reads, uint32_t arguments, const Given&... given) {
@@ -48,9 +47,7 @@ inline void count_nodes() {
   free_node = delete_version;
   free_operation = delete_operation;
   arguments_of_calls.destroy = [](OperationObject* one) { recipe_of(one)->~Recipe(); };
-  arguments_of_calls.show = [](OperationObject* one) {
-    return guarded([&] { return as_sequence(*recipe_of(one)).release(); });
-  };
+  arguments_of_calls.show = [](OperationObject* one) { return Ref::copy(recipe_of(one)->func.get()).release(); };
 }
 
 // -- PyTorch's storages, as the core has them --------------------------------------------------------------------

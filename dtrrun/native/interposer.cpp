@@ -89,15 +89,15 @@ PyObject* heard(PyObject*, PyObject* function) {
 }
 
 PyObject* open_session(PyObject*, PyObject* args) {
-  PyObject *python, *handle, *classes, *placeholder;
+  PyObject *python, *classes, *placeholder;
   const char* device;
-  if (!PyArg_ParseTuple(args, "OOOOs", &python, &handle, &classes, &placeholder, &device)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOs", &python, &classes, &placeholder, &device)) return nullptr;
   return guarded([&]() -> PyObject* {
     if (interposer) throw std::runtime_error("dtrrun: a session is on already");
     Py_INCREF(placeholder);
     tensor_slot = placeholder;
     overwritten_stand_in = attribute(python, "overwritten").release();
-    interposer = std::make_shared<Interposer>(python, handle, classes, device);
+    interposer = std::make_shared<Interposer>(python, classes, device);
     is_open = true;
     watch_faults();
     Py_RETURN_NONE;
@@ -115,7 +115,7 @@ PyObject* bind(PyObject*, PyObject* index) {
   return guarded([&]() -> PyObject* {
     if (interposer) {
       interposer->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
-      watch_device_allocator(interposer->device.type());
+      if (!interposer->device.is_modelled()) watch_device_allocator(interposer->device.type());
     }
     Py_RETURN_NONE;
   });
@@ -131,111 +131,6 @@ PyObject* switch_on(PyObject*, PyObject* on) {
 }
 
 PyObject* is_on(PyObject*, PyObject*) { return PyBool_FromLong(is_switched_on()); }
-
-// Runs the kernel of the operator that Python is handling in this thread, as it would run without dtrrun.
-PyObject* proceed(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
-    if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
-    Underway& call = *underway;
-    call.results = call.arrival->copied();
-    {
-      c10::impl::ForceDispatchKeyGuard program(call.program);
-      WithoutGil released;
-      Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] {
-        call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &call.results);
-      });
-    }
-    call.done = true;
-    return shown_results(call.results).release();
-  });
-}
-
-// `proceed` for an operator that is not PyTorch's own. Returns its results, whether it has read anything of the session besides
-// its arguments, and which tensors it has kept.
-PyObject* proceed_watched(PyObject*, PyObject* args) {
-  PyObject* touch;
-  int counts;
-  if (!PyArg_ParseTuple(args, "Op", &touch, &counts)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    if (underway == nullptr) throw std::runtime_error("dtrrun: no operator is under way");
-    Underway& call = *underway;
-    std::optional<KeptTensors> keeping;
-    if (counts) keeping.emplace(call.arrival->values(), call.arrival->count);
-    Stack& stack = call.results;
-    stack = call.arrival->copied();
-    bool reads_unseen;
-    {
-      Body body(touch, call.arrival->values(), call.arrival->count);
-      auto seen = call.program;
-      seen.excluded_ = seen.excluded_ - WayIn::OWN;
-      c10::impl::ForceDispatchKeyGuard program(seen);
-      WithoutGil released;
-      Shortage::Kernel::run(/*locked=*/true, /*own=*/false, [&] {
-        call.arrival->op.redispatchBoxed(call.arrival->keys & WayIn::BELOW, &stack);
-      });
-      reads_unseen = body.reads_unseen(stack);
-    }
-    call.done = true;
-    Ref kept = checked(PyList_New(0));
-    if (keeping)
-      for (const at::Tensor& tensor : keeping->kept(stack))
-        if (PyList_Append(kept.get(), to_python(shown(tensor), Enumeration::TENSOR).get()) < 0) raise();
-    return Py_BuildValue("(NOO)", shown_results(stack).release(), reads_unseen ? Py_True : Py_False,
-                         kept.get());
-  });
-}
-
-PyObject* known_signature(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
-    auto session = interposer;
-    Ref found = session && underway != nullptr ? session->known_signature(*underway) : Ref();
-    return found ? found.release() : Ref::copy(Py_None).release();
-  });
-}
-
-PyObject* predicted(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
-    auto session = interposer;
-    auto found = session && underway != nullptr ? session->predicted(*underway) : std::nullopt;
-    return found ? PyLong_FromLongLong(*found) : Ref::copy(Py_None).release();
-  });
-}
-
-// Called when Python is about to run the operator's kernel.
-PyObject* begins(PyObject*, PyObject* started) {
-  return guarded([&] {
-    if (underway != nullptr) underway->time.emplace(true, as_number(started));
-    return Ref::copy(Py_None).release();
-  });
-}
-
-PyObject* own_ns(PyObject*, PyObject* ns) {
-  return guarded([&]() -> PyObject* {
-    if (underway == nullptr || !underway->time) return Ref::copy(ns).release();
-    return PyLong_FromLongLong(underway->time->of(as_number(ns)));
-  });
-}
-
-// Returns true if a tensor of the operator that Python is handling in this thread stands for a number, but Python got a tensor.
-PyObject* has_numbers(PyObject*, PyObject*) {
-  auto session = interposer;
-  return PyBool_FromLong(session && underway != nullptr && session->has_numbers(*underway));
-}
-
-// Lets calls like the one that Python is handling in this thread take the fast path.
-PyObject* remember(PyObject*, PyObject* signature) {
-  if (underway != nullptr) underway->signature = Ref::copy(signature);
-  Py_RETURN_NONE;
-}
-
-// Returns true if this dispatch key was excluded when the operator that Python is handling in this thread was called.
-PyObject* was_excluded(PyObject*, PyObject* name) {
-  const char* text = PyUnicode_AsUTF8(name);
-  if (text == nullptr) return nullptr;
-  return guarded([&]() -> PyObject* {
-    return PyBool_FromLong(underway != nullptr && underway->program.excluded_.has(c10::parseDispatchKey(text)));
-  });
-}
 
 // Called when a gradient of `leaf` has arrived.
 PyObject* gradient_arrived(PyObject* otherwise, PyObject* leaf) {
@@ -294,37 +189,6 @@ PyObject* calls(PyObject*, PyObject*) {
 PyObject* tells_of_blocks(PyObject*, PyObject*) {
   return guarded([] {
     return PyBool_FromLong(interposer && DeviceAllocator::tells_of_blocks(interposer->device.type()));
-  });
-}
-
-// Calls function(call), which runs the kernel of the operator that Python is handling in this thread, on a GPU. Returns its result,
-// and the most bytes that it has had at once (-1: not measured).
-PyObject* measured(PyObject*, PyObject* args) {
-  PyObject *signature, *function, *argument;
-  if (!PyArg_ParseTuple(args, "OOO", &signature, &function, &argument)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    auto session = interposer;
-    if (!session) return Py_BuildValue("(Ni)", checked(PyObject_CallOneArg(function, argument)).release(), -1);
-    Measuring::Call call(session->measuring(), as_signature(signature)->figures, /*retried=*/true);
-    Ref result = checked(PyObject_CallOneArg(function, argument));
-    call.ended();
-    return Py_BuildValue("(NL)", result.release(), static_cast<long long>(call.needed()));
-  });
-}
-
-PyObject* count_measured(PyObject*, PyObject* signature) {
-  if (interposer) interposer->measuring().count(as_signature(signature)->figures);
-  Py_RETURN_NONE;
-}
-
-PyObject* learn_measured(PyObject*, PyObject* args) {
-  PyObject* signature;
-  long long needed, made;
-  if (!PyArg_ParseTuple(args, "OLL", &signature, &needed, &made)) return nullptr;
-  return guarded([&] {
-    auto session = interposer;
-    if (session && underway != nullptr) session->measured(*underway, signature, needed, made);
-    return Ref::copy(Py_None).release();
   });
 }
 
@@ -414,10 +278,6 @@ PyObject* present_state(PyObject*, PyObject* args) {
   return guarded([&] { return PyLong_FromVoidPtr(const_cast<KernelState*>(KernelState::now(general != 0, on_cpu != 0))); });
 }
 
-PyObject* changes_others(PyObject*, PyObject* state) {
-  return guarded([&] { return PyBool_FromLong(static_cast<const KernelState*>(PyLong_AsVoidPtr(state))->changes_others()); });
-}
-
 PyObject* with_state(PyObject*, PyObject* args) {
   PyObject *state, *function;
   int own;
@@ -454,13 +314,11 @@ PyObject* aside(PyObject*, PyObject* function) {
 
 PyMethodDef session_functions[] = {
     {"present_state", present_state, METH_VARARGS,
-     "present_state(general, on_cpu): the settings that kernels read, as a number that is the same for equal settings.\n"
+     "present_state(general, on_cpu): for tests: the settings that kernels read, as a number that is the same for equal settings.\n"
      "general: leave out those that only some kernels read."},
     {"with_state", with_state, METH_VARARGS,
-     "with_state(state, function, own): replay an operator: call `function` with these settings, and restore the present ones.\n"
-     "own: whether the operator is PyTorch's own, which must not go on without memory that it is refused."},
-    {"changes_others", changes_others, METH_O,
-     "changes_others(state): return whether calling a function with these settings would change those of other threads."},
+     "with_state(state, function, own): for tests: call `function` as a replay's kernel, with these settings. own: whether it is\n"
+     "PyTorch's own, which must not go on without memory that it is refused."},
     {"silently", silently, METH_VARARGS,
      "silently(function, recorded): call `function`, and suppress the warnings of its operators. recorded: whether PyTorch's\n"
      "profiler may see these."},
@@ -477,22 +335,11 @@ PyMethodDef session_functions[] = {
     {"open_way_in", open_way_in, METH_NOARGS,
      "Let the operators of threads arrive that `switch` has switched on, for the lifetime of the process: once in a process."},
     {"heard", heard, METH_O, "heard(function): call `function` without a session, and return the names of the operators that arrive."},
-    {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, handle, classes, tensor_slot, device_type)."},
+    {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, classes, tensor_slot, device_type)."},
     {"bind", bind, METH_O, "Note that a session on a GPU has begun to use the device with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},
     {"switch", switch_on, METH_O, "Switch on or off whether this thread's operators arrive."},
     {"is_on", is_on, METH_NOARGS, "Return whether this thread's operators arrive."},
-    {"proceed", proceed, METH_NOARGS, "Run the kernel of the operator being handled in this thread."},
-    {"proceed_watched", proceed_watched, METH_VARARGS,
-     "proceed_watched(touch, counts): the same for an operator that is not PyTorch's: (results, reads unseen, kept)."},
-    {"known_signature", known_signature, METH_NOARGS, "Return the signature of the operator being handled, if it is known here."},
-    {"predicted", predicted, METH_NOARGS,
-     "Return the bytes that the operator being handled will allocate, or None if no formula predicts them."},
-    {"begins", begins, METH_O, "begins(started): the kernel of the operator being handled begins now, in ns of `perf_counter_ns`."},
-    {"own_ns", own_ns, METH_O, "own_ns(ns): return these ns since then, without those in which this thread was descheduled."},
-    {"remember", remember, METH_O, "Let later calls like the operator being handled take the fast path, with this signature."},
-    {"has_numbers", has_numbers, METH_NOARGS, "Return whether a tensor argument of that operator stands for a number."},
-    {"was_excluded", was_excluded, METH_O, "Return whether a dispatch key was excluded when that operator was called."},
     {"gradient_hook", gradient_hook, METH_O,
      "gradient_hook(otherwise): return a hook that pins the gradients of leaves. It calls `otherwise` where Python must."},
     {"instances", instances, METH_VARARGS,
@@ -501,20 +348,13 @@ PyMethodDef session_functions[] = {
     {"counters", counters, METH_NOARGS,
      "Return ns of the fast path: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
     {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS,
-     "Return how often each operator was handled in Python, by name."},
+     "Return how often Python was asked about each call of an operator, by name."},
     {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS,
-     "Return how often each operator was handled natively, by name."},
+     "Return how often each operator was handled without, by name."},
     {"list_calls", calls<&OperatorInfo::list_calls>, METH_NOARGS,
      "For tests: return how often each operator was handled by `lists.h`, by name."},
     {"tells_of_blocks", tells_of_blocks, METH_NOARGS,
      "Return whether the GPU's allocator tells of the blocks that it hands out. If so, it does from now on."},
-    {"measured", measured, METH_VARARGS,
-     "measured(signature, function, call): return what function(call) returns, and the most bytes of a GPU that it has had at\n"
-     "once (-1: not measured). It runs the kernel of a call with this signature, which is timed if it is one of the first."},
-    {"count_measured", count_measured, METH_O, "count_measured(signature): count such a call."},
-    {"learn_measured", learn_measured, METH_VARARGS,
-     "learn_measured(signature, needed, made): learn from such a call, which has had `needed` bytes at once (-1: not measured),\n"
-     "of which its results take `made`."},
     {"note_tensors", note_tensors, METH_O, "note_tensors(on): note each tensor that an operator makes from now on, or forget them."},
     {"note_wrapper", note_wrapper, METH_VARARGS,
      "note_wrapper(tensor, inner): note a tensor that refers to another, which is its attribute `inner`."},

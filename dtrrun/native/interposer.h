@@ -1,15 +1,12 @@
-// Handles the operators of one session: most of them on the fast path, the rest in Python (`Interposer` in
-// `runtime/dispatch/interposer.py`).
+// Handles the operators of one session.
 //
-// `fast` does for plain and in-place operators what `runtime/dispatch/slow_path.py` does for all: both let the core admit and
-// finish them (`core/operator.h`). `view` does the little that a view needs, and `update_lists` what in-place operators on lists
-// need. Operators without tensors just run. Everything else is handled entirely in Python.
+// `fast` lets the core admit and finish them (`core/operator.h`), and asks Python what C++ does not know (`runtime/dispatch`). `view`
+// does the little that a view needs, and `update_lists` what in-place operators on lists need. Operators without tensors just run.
 #pragma once
 
 #include <memory>
 
 #include "admission.h"
-#include "bodies.h"
 #include "describe.h"
 #include "device.h"
 #include "lists.h"
@@ -26,24 +23,12 @@
 
 namespace dtrrun {
 
-// An operator that is being handled in Python. `proceed` uses this thread's innermost one.
-struct Underway {
-  Arrival* arrival;
-  c10::impl::LocalDispatchKeySet program;  // as it would be without dtrrun
-  Stack results;                           // set once `proceed` has run the kernel
-  bool done;
-  Ref signature;  // of calls with the same arguments, if these may take the fast path
-  bool unpredicted;             // no formula can predict yet what it will allocate
-  std::optional<OwnTime> time;  // since its kernel began, if it is timed
-  Underway* outer;
-};
-inline thread_local Underway* underway = nullptr;
-
 // One session. Callers hold the GIL.
-class Interposer {
+class Interposer final : public FastPath {
  public:
-  Interposer(PyObject* python, PyObject* handle, PyObject* classes, const char* device)
-      : device(device), python_(Ref::copy(python)), handle_(Ref::copy(handle)), slow_path_(attribute(python, "slow_path")),
+  Interposer(PyObject* python, PyObject* classes, const char* device)
+      : device(device, attribute(python, "model"), attribute(attribute(python, "slow_path").get(), "device").get() != Py_None),
+        python_(Ref::copy(python)), slow_path_(attribute(python, "slow_path")),
         ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
         reasons_(attribute(slow_path_.get(), "reasons")),
         kernels_(attribute(slow_path_.get(), "kernels")),
@@ -53,20 +38,19 @@ class Interposer {
         first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
         describer_(slow_path_.get(), this->device, versions_, first_calls_),
         recording_(python, slow_path_.get(), this->device, versions_),
-        measuring_(python, this->device), kernel_(python, this->device, versions_, first_calls_, measuring_),
+        measuring_(python, this->device),
+        kernel_(python, slow_path_.get(), this->device, versions_, first_calls_, measuring_, *this, lock_),
         observation_(slow_path_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home_thread"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         waiting_(type_of(classes, "SlowPath"), "waiting") {
-    Ref executor = attribute(attribute(ledger_.get(), "dtr").get(), "executor");
-    if (truth(executor.get(), "in_python")) return;
     backend_of(core_).connect(SessionBackend::Native{replays_, this->device, slow_path_.get(), next_tick_, waiting_,
                                                      as_number(attribute(python, "mask").get())});
   }
   ~Interposer() { backend_of(core_).disconnect(); }
 
   void handle(Arrival& arrival, const Gil& gil, Stopwatch& watch) {
-    if (is_without_memory(arrival) || !is_used_by(arrival)) {
+    if (is_without_memory(arrival) || !is_used_by(arrival) || !(device.is_bound() || wake(arrival))) {
       Off off;
       Gil::Released released(gil);
       Stopwatch::Pause pause(watch);
@@ -104,12 +88,9 @@ class Interposer {
       return;
     }
     ActiveThreadGuard visit(*this);
-    Key missed;  // set for a call that is the first of its kind
-    if (info.handler != HandlerKind::PYTHON && may_be_fast() && in_turn(info, arrival, gil, watch, missed)) {
-      tick_after(left_, watch);
-      return;
-    }
-    in_python(info, arrival, watch, missed);
+    join();
+    in_turn(info, arrival, gil, watch);
+    tick_after(left_, watch);
   }
 
   // Returns true if a tensor's memory is, as far as is known, an initialised constant of the session.
@@ -141,32 +122,6 @@ class Interposer {
     replays_.forget();
   }
 
-  // Returns the signature of calls like the one in Python, or null if unknown here. The slow path has entered its tensors.
-  Ref known_signature(const Underway& underway) {
-    Turn turn(lock_, false);  // Python holds the lock
-    FastCall call(operators_.of(underway.arrival->op), *underway.arrival, turn, versions_, device);
-    return Ref::copy(describer_.known_signature(call));
-  }
-
-  // Returns the bytes that the call in Python will allocate, if a formula predicts them.
-  std::optional<int64_t> predicted(Underway& underway) {
-    Arrival& arrival = *underway.arrival;
-    auto found = first_calls_.predicted(operators_.of(arrival.op), arrival.values(), arrival.count);
-    underway.unpredicted = !found;
-    return found;
-  }
-
-  bool has_numbers(const Underway& underway) {
-    Arrival& arrival = *underway.arrival;
-    const auto& enumerations = *operators_.of(arrival.op).enumerations;
-    for (size_t place = 0; place < arrival.count; place++) {
-      const IValue& value = arrival.values()[place];
-      if (enumerations[place] != Enumeration::TENSOR) continue;
-      if (stands_for_number(value) || (value.isList() && any_stands_for_number(value))) return true;
-    }
-    return false;
-  }
-
   // Called when code that is not an operator touches the memory of an evicted storage, and waits for it (`Access.touched`).
   // words: that code's `Words`. Returns false if the storage does not belong to the session.
   bool touched(const Placeholders::Claim& claim, const std::vector<uintptr_t>& words) {
@@ -194,11 +149,12 @@ class Interposer {
   bool pin_gradient(const at::Tensor& gradient) {
     Off off;
     ActiveThreadGuard visit(*this);
-    if (!is_plain(gradient) || !is_plain_kind(gradient, device) || !may_be_fast()) return false;
+    if (!is_plain(gradient) || !is_plain_kind(gradient, device) || !device.is_bound() || is_careful()) return false;
     if (versions_.observers.any()) return false;
     if (inside_ != 0) return false;  // a kernel has started its own backward pass
+    join();
+    if (is_careful()) return false;
     Turn turn(lock_, shared_);
-    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // which came while it waited
     FastPathScope inside(*this, turn);
     ledger.collect_dead();
     Version* found = versions_.of(gradient);
@@ -210,12 +166,6 @@ class Interposer {
   }
 
   Measuring& measuring() { return measuring_; }
-  // On a GPU, after a call in Python. needed, made: see `Measuring::finished`.
-  void measured(const Underway& underway, PyObject* signature, int64_t needed, int64_t made) {
-    const OperatorInfo& info = operators_.of(underway.arrival->op);
-    measuring_.finished(as_signature(signature)->figures, info, needed, made);
-    measuring_.loaded(info, signature, static_cast<uint64_t>(PyObject_Hash(as_signature(signature)->geometries)));
-  }
 
   // Returns what would be recomputed from these constants, of all that there is, or of what is `RecentTensors::held`.
   VersionList needed_without(const std::unordered_set<const Version*>& leaving, int64_t from, bool all) {
@@ -228,13 +178,13 @@ class Interposer {
 
   // Called when code of the program is about to run in the middle of an operator (`runtime/dispatch/turns.py`): this thread
   // leaves the fast path until `rejoin`. Returns whether it was there, and no other thread used the session.
-  bool leave() {
+  bool leave() override {
     if (inside_ != PyThread_get_thread_ident()) return false;
     inside_ = 0;
     return true;
   }
   // Returns false if it must be called again, as another thread is about to share the fast path.
-  bool rejoin() {
+  bool rejoin() override {
     Ref reasons = attribute(reasons_.get(), "all");
     bool others = checked_truth(PySet_Contains(reasons.get(), checked(PyUnicode_FromString("threads")).get()));
     if (others && !shared_ && device.is_cpu()) return false;
@@ -264,14 +214,14 @@ class Interposer {
 
  private:
   // Marks a thread whose operator is being handled. On a GPU, autograd's threads come and go, and usually one waits for another.
-  // If two have operators at once, all operators go to Python from then on, where locks keep them apart.
+  // If two have operators at once, they take turns from then on.
   class ActiveThreadGuard {
    public:
     explicit ActiveThreadGuard(Interposer& interposer) : interposer_(interposer), counts_(!interposer.device.is_cpu()) {
       if (!counts_) return;
       own_ = PyThread_get_thread_ident();
       bool others = std::any_of(interposer.visitors_.begin(), interposer.visitors_.end(), [&](auto one) { return one != own_; });
-      if (others && !interposer.any_reason_.is_true(interposer.reasons_.get()))
+      if (others && !interposer.shared_ && !interposer.is_careful())
         checked(PyObject_CallMethod(interposer.python_.get(), "overlap", nullptr));
       interposer.visitors_.push_back(own_);
     }
@@ -292,12 +242,13 @@ class Interposer {
   class FastPathScope {
    public:
     FastPathScope(Interposer& interposer, Turn& turn)
-        : interposer_(interposer), turn_(turn), outer_(std::exchange(scope_, this)), before_(interposer.inside_) {
-      if (!interposer.shared_) interposer.inside_ = PyThread_get_thread_ident();
+        : interposer_(interposer), turn_(turn), outer_(std::exchange(scope_, this)), before_(interposer.inside_),
+          is_alone_(!turn.shared()) {
+      if (is_alone_) interposer.inside_ = PyThread_get_thread_ident();
     }
     ~FastPathScope() {
       if (scope_ == this) scope_ = outer_;
-      interposer_.inside_ = interposer_.shared_ ? 0 : before_;
+      if (is_alone_) interposer_.inside_ = turn_.shared() ? 0 : before_;
     }
     FastPathScope(const FastPathScope&) = delete;
 
@@ -308,7 +259,8 @@ class Interposer {
     Interposer& interposer_;
     Turn& turn_;
     FastPathScope* outer_;  // an operator in whose middle this one was called, by code of the program
-    unsigned long before_;
+    const unsigned long before_;
+    const bool is_alone_;  // without a lock, at first
   };
   static inline thread_local FastPathScope* scope_ = nullptr;  // this thread's innermost one
 
@@ -317,71 +269,25 @@ class Interposer {
     return found != 0;
   }
 
-  // Returns false if the operator must be handled in Python.
-  bool in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed) {
-    if (shared_ && info.foreign) return false;  // it may wait for another thread
-    if (shared_ && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival, watch)) return true;
-    Turn turn(lock_, shared_);
+  void in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
+    bool careful = is_careful();
+    if (shared_ && !careful && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival, watch)) return;
+    Turn turn(lock_, shared_ || careful);
     watch.leave_out(turn.waited_ns);
     FastPathScope inside(*this, turn);
-    if (turn.shared() && any_reason_.is_true(reasons_.get())) return false;  // which came while it waited
-    bool done;
     try {
-      done = natively(info, arrival, gil, watch, missed, turn);
+      if (is_careful() || !briefly(info, arrival, gil, watch))
+        while (!fast(info, arrival, gil, watch, turn)) continue;
     } catch (...) {
       turn.raise_interrupt();
       throw;
     }
     turn.raise_interrupt();
-    return done;
   }
-  bool natively(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
-    bool done = false;
-    if (info.handler == HandlerKind::VIEW && !versions_.observers.any()) done = view(info, arrival, watch);
-    if (info.handler == HandlerKind::LISTS) done = update_lists(info, arrival, gil, watch);
-    return done || fast(info, arrival, gil, watch, missed, turn);
-  }
-
-  // -- an operator in Python -----------------------------------------------------------------------
-
-  // missed: the key of its signature if the fast path did not know it, else empty.
-  void in_python(OperatorInfo& info, Arrival& arrival, Stopwatch& watch, const Key& missed) {
-    info.python_calls++;
-    Stack made;
-    Ref signature;
-    const IValue* values = arrival.values();
-    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*info.enumerations)[place]);
-    });
-    Ref result;
-    bool unpredicted;
-    auto lesson = first_calls_.lesson_of(info, values, arrival.count);
-    {
-      Underway call{&arrival, c10::impl::tls_local_dispatch_key_set(), {}, false, {}, false, {}, underway};
-      underway = &call;
-      struct Ends {
-        ~Ends() { underway = underway->outer; }
-      } ends;
-      Untraced untraced;
-      c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
-      bool may_evict = ledger.budget_bytes >= 0;
-      Anchors anchors(versions_, may_evict ? Words::of_foreign_code() : std::vector<uintptr_t>());
-      PyObject* given[] = {info.func.get(), args.get(), kwargs ? kwargs.get() : Py_None};
-      {
-        Stopwatch::Pause pause(watch);  // it measures its own time
-        result = checked(PyObject_Vectorcall(handle_.get(), given, 3, nullptr));
-      }
-      made = std::move(call.results);
-      signature = std::move(call.signature);
-      unpredicted = call.unpredicted;
-      if (!call.done) made = results_from(arrival.schema(), result.get());
-    }
-    bool may_be_added = missed.size() != 0 && signature && !any_reason_.is_true(reasons_.get());
-    if (may_be_added) describer_.signatures.add(missed, signature.get());
-    if (info.handler == HandlerKind::LISTS && signature)
-      if (auto kind = lists_.kind_of(info, values, arrival.count)) learn_list(*kind, signature.get());
-    if (lesson && (may_be_added || unpredicted)) first_calls_.learn(info, *lesson, made);
-    arrival.set_results(std::move(made));
+  // Returns false if the operator has to take the longer way.
+  bool briefly(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
+    if (info.handler == HandlerKind::VIEW && !versions_.observers.any()) return view(info, arrival, watch);
+    return info.handler == HandlerKind::LISTS && update_lists(info, arrival, gil, watch);
   }
 
   // In inference mode, composites arrive whole. Runs one such that its parts arrive in turn.
@@ -432,17 +338,25 @@ class Interposer {
     return (first != nullptr && Device::is_elsewhere(*first)) || device.is_used_by(arrival.values(), arrival.count);
   }
 
-  bool may_be_fast() {
-    if (device.is_cpu()) return !any_reason_.is_true(reasons_.get()) && (shared_ || is_home());
-    if (!(device.is_bound() && device.on_main_stream()) || any_reason_.is_true(reasons_.get())) return false;
-    if (is_home()) return true;
-    // On a GPU, backward passes run in an autograd thread, which can stand in for the thread that waits for it.
-    thread_local std::weak_ptr<int> admitted;
-    if (admitted.lock() != ticket_) {
-      checked(PyObject_CallMethod(python_.get(), "join", nullptr));
-      admitted = ticket_;
-    }
-    return !any_reason_.is_true(reasons_.get());
+  // Returns true if something may change between the steps of an operator (`Reasons` in runtime/dispatch/slow_path.py).
+  bool is_careful() { return any_reason_.is_true(reasons_.get()); }
+
+  // A session on a GPU sleeps until an operator uses one. Returns false if this one does not.
+  bool wake(Arrival& arrival) {
+    Off off;
+    const IValue* values = arrival.values();
+    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) { return python_value(values[place]); });
+    return checked(PyObject_CallMethod(python_.get(), "wake", "OO", args.get(), kwargs ? kwargs.get() : Py_None)).get() == Py_True;
+  }
+
+  // Lets the session know that this thread uses it, if it is the first beside the one that the session began with. Once there are
+  // several, nothing is asked: a view may be called with the GIL and a PyTorch mutex, and Python code may release the GIL.
+  void join() {
+    if (shared_ || is_home()) return;
+    thread_local std::weak_ptr<int> joined;
+    if (joined.lock() == ticket_) return;
+    checked(PyObject_CallMethod(python_.get(), "join", nullptr));
+    joined = ticket_;
   }
   bool is_home() {
     PyObject* home = home_.get(slow_path_.get());
@@ -496,7 +410,7 @@ class Interposer {
 
   bool update_lists(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
     if (!lists_.prepare(info, arrival.schema(), arrival.values())) return false;
-    Observed observed(observation_, info, arrival, lists_.prepared());
+    Observed observed(observation_, info, arrival, lists_.prepared(), nullptr);
     observed.runs(true);
     int64_t started = now_ns(), ended = 0;
     try {
@@ -541,26 +455,32 @@ class Interposer {
 
   // -- the fast path ---------------------------------------------------------------------------------
 
-  bool fast(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Key& missed, Turn& turn) {
+  // Returns false if versions of its tensors have changed meanwhile, and it has to be described again.
+  bool fast(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Turn& turn) {
     ledger.collect_dead();
-    if (info.opaque && versions_.fingerprints.are_taken()) return false;  // one of its results is a workspace
+    GivenStorages given(*this, info, arrival);
+    bool may_touch = info.foreign && ledger.budget_bytes >= 0;  // the kernel may bring back what evicts something else
+    Anchors anchors(versions_, may_touch ? Words::of_foreign_code() : std::vector<uintptr_t>());
     FastCall call(info, arrival, turn, versions_, device);
-    if (!describer_.describe(call)) return false;
+    describer_.describe(call);
+    bool careful = is_careful();
+    if (careful && have_changed(call)) return false;
+    Key missed;
     if (!describer_.find_signature(call)) {
       Stopwatch::Pause pause(watch);  // Python measures its own time
-      if (!describer_.make_signature(call, missed)) return false;
+      describer_.make_signature(call, missed);
     }
-    if (!recording_.knows_replay(call)) return false;
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
-    Observed observed(observation_, info, arrival, call.its_signature.get());
+    Observed observed(observation_, info, arrival, call.its_signature.get(), &call);
     call.observed = &observed;
     if (!device.is_cpu()) arrival.keep();
     auto admitted = admission_.admit(call);
     if (!admitted) return false;
     watch.leave_out(admitted->all);
     bookkeeping_ns += admitted->all - admitted->elsewhere;
+    bool is_beside = !device.is_cpu() && !device.on_main_stream(), is_captured = is_beside && truth(slow_path_.get(), "capturing");
     try {
-      if (!call.view) recording_.prepare(call);
+      if (!call.view) recording_.prepare(call, is_captured);
     } catch (...) {
       core_.operators.abandon(call);
       throw;
@@ -570,14 +490,15 @@ class Interposer {
     bool brief = call.signature->calls >= Signature::SETTLED && call.signature->cost < BRIEF_NS, timed = watch.is_on() || !brief;
     int64_t waited = turn.waited_ns, started = timed ? now_ns() : 0, ended = 0;
     observed.runs(true);
-    if (!kernel_.run(call, gil, started, ended)) {  // out of memory
-      observed.runs(false);
-      arrival.restore();
-      return false;
+    try {
+      kernel_.run(call, gil, is_captured, started, ended);
+    } catch (...) {
+      if (!info.foreign) throw;
+      admission_.refuse(call);  // what it has touched may not have fitted
     }
     if (list) learn_list(*list, call.its_signature.get());
     if (call.lesson) first_calls_.learn(info, *call.lesson, arrival.results());
-    finish(call);
+    finish(call, careful, is_beside && !is_captured);
     if (!call.view) call_observer_.called();
     if (!device.is_cpu() && (call.is_first || call.needed >= 0)) measured(call, missed);
     if (call.is_first) describer_.remember(missed, call.its_signature.get());
@@ -591,8 +512,79 @@ class Interposer {
         watch.leave_out(ended - started);
       }
     }
-    info.native_calls++;
+    (call.unusual ? info.python_calls : info.native_calls)++;
     return true;
+  }
+
+  // Keeps storages in memory that an operator gets besides tensors. PyTorch resizes those that are empty.
+  class GivenStorages {
+   public:
+    GivenStorages(Interposer& interposer, const OperatorInfo& info, Arrival& arrival) {
+      if (!info.takes_storage) return;
+      for (size_t place = 0; place < arrival.count; place++) {
+        if (!arrival.values()[place].isStorage()) continue;
+        Version* one = interposer.versions_.at(arrival.values()[place].toStorage().unsafeGetStorageImpl());
+        if (one == nullptr) continue;
+        one->locks++;
+        locked_.emplace_back(one);
+      }
+      if (locked_.empty()) return;
+      try {
+        interposer.core_.rematerializer.materialize(locked_, true);
+      } catch (...) {
+        release();
+        Ref error = as_error(std::current_exception());
+        if (interposer.core_.backend->is_budget_error() && !truth(error.get(), "explained"))
+          checked(PyObject_CallMethod(interposer.slow_path_.get(), "too_small", "O", error.get()));
+        throw;
+      }
+    }
+    ~GivenStorages() { release(); }
+    GivenStorages(const GivenStorages&) = delete;
+
+   private:
+    void release() {
+      for (const VersionRef& one : locked_) one->locks--;
+      locked_.clear();
+    }
+    Rematerializer::Targets locked_;
+  };
+
+  // -- with care: other threads, and composite operators of libraries (`runtime/patches/foreign_composites.py`) ------------------------
+
+  static Ref as_objects(const std::vector<Version*>& versions) {
+    Ref all = checked(PyList_New(0));
+    for (const Version* one : versions)
+      if (PyList_Append(all.get(), as_object(one).get()) < 0) raise();
+    return all;
+  }
+  static Ref versions_of(const FastCall& call) { return as_objects({call.versions.begin(), call.versions.end()}); }
+  static Ref written_by(const FastCall& call) {
+    std::vector<Version*> all;
+    for (const Call::Write& one : call.written) all.push_back(one.target);
+    return as_objects(all);
+  }
+  static Ref changed_by(const FastCall& call) {
+    std::vector<Version*> all;
+    for (const Call::Write& one : call.written) all.push_back(one.target);
+    for (size_t hole : call.statistics) all.push_back(call.versions[hole]);
+    return as_objects(all);
+  }
+  // Returns the tensors among a call's results, for Python to look at.
+  static Ref results_of(const FastCall& call) {
+    Ref all = checked(PyList_New(0));
+    for (const at::Tensor& tensor : call.arrival.tensors())
+      if (PyList_Append(all.get(), to_python(shown(tensor), Enumeration::TENSOR).get()) < 0) raise();
+    return all;
+  }
+  // Returns true if versions of a call's tensors have changed. Waits for other threads that use what it will write to.
+  bool have_changed(const FastCall& call) {
+    Untraced untraced;
+    WithoutFunctionModes plain;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
+    Ref changed = changed_by(call), versions = versions_of(call);
+    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "before_operator", "OO", changed.get(), versions.get()));
+    return found.get() == Py_True;
   }
 
   // Called after one of its signature's first calls on a GPU.
@@ -604,23 +596,55 @@ class Interposer {
     if (call.is_first) measuring_.loaded(call.info, call.its_signature.get(), missed.hash());
   }
 
-  // Called after its kernel has run.
-  void finish(FastCall& call) {
+  // Called after its kernel has run. is_beside: on a side stream.
+  void finish(FastCall& call, bool careful, bool is_beside) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Recording::Outputs outputs;
     try {
+      Ref versions = careful || is_beside ? versions_of(call) : Ref(), written = careful ? written_by(call) : Ref();
+      if (careful) checked(PyObject_CallMethod(slow_path_.get(), "before_finish", "O", written.get()));
       bool plain = recording_.outputs_of(call, outputs);
+      if (call.info.collective)  // it may go on reading and writing when it has returned
+        for (Version* one : call.versions) one->fixed = true;
       core_.operators.finish(call, outputs, plain);
       recording_.note_extents(call, outputs);
+      if (call.unusual) settle(call, outputs);
+      if (!(careful || is_beside)) return;
+      Untraced untraced;
+      WithoutFunctionModes plain_functions;
+      Ref results = results_of(call);
+      if (careful) checked(PyObject_CallMethod(slow_path_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
+      if (is_beside) checked(PyObject_CallMethod(python_.get(), "used_beside", "OO", versions.get(), results.get()));
     } catch (...) {
       core_.operators.fail(call);
       admission_.refuse(call);
     }
   }
+  // What its kernel has kept can be accessed from now on; what it has drawn, other threads may have drawn, too.
+  void settle(const FastCall& call, const Recording::Outputs& outputs) {
+    static const Pin KEPT = as_pin("kept by native code"), DRAWN = as_pin("drawn among threads"),
+                     READS_STATE = as_pin("made by an operator that reads state of the program");
+    for (const NewStorage& one : outputs) {
+      Version* made = ledger.versions.find(reinterpret_cast<int64_t>(one.storage));
+      if (made == nullptr) continue;
+      if (call.info.collective) made->fixed = true;
+      if (!call.unusual->is_pure) made->pin = READS_STATE;
+    }
+    std::vector<VersionRef> kept;
+    for (const at::Tensor& tensor : call.unusual->kept)
+      if (Version* one = versions_.find(tensor)) kept.emplace_back(one);
+    if (!kept.empty()) core_.mutation.escape_together(kept, KEPT);
+    if (!call.unusual->drawn) return;
+    auto keep = [&](Version* one) {
+      if (one != nullptr) core_.recipes.make_constant(one, DRAWN);
+    };
+    for (const Call::Write& one : call.written) keep(ledger.versions.find(one.target->key));
+    for (const at::Tensor& tensor : call.arrival.tensors()) keep(versions_.find(tensor));
+  }
 
   static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // that this thread is waiting for
 
-  Ref python_, handle_, slow_path_, ledger_;
+  Ref python_, slow_path_, ledger_;
   CallObserver call_observer_;
   Ref reasons_, kernels_;
   TensorVersions versions_;

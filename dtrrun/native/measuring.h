@@ -5,7 +5,7 @@
 //
 // The time between two events is that of the kernels only if the GPU was busy with earlier work while the host launched them.
 // Otherwise it includes the time of the launch: on an H200, a kernel of 5 µs seems to take 65 µs if the host needs 30 µs between the
-// two records, and 180 µs if it needs 120, as it does on the slow path (`python -m tests.bench.gpu_short.calls`). So a pair whose
+// two records, and 180 µs if it needs 120, as it did in Python (`python -m tests.bench.gpu_short.calls`). So a pair whose
 // first event had already been reached when the launch returned is only an upper bound. If a signature has no better one after its
 // first call, which may load kernels, a GPU without work is given some that does nothing before the next: the pair then is exact,
 // and the program loses nothing, since its GPU would wait for the host.
@@ -127,7 +127,7 @@ class Measuring {
  private:
   static constexpr size_t MOST_PENDING = 512;
   static constexpr int READ_AT_ONCE = 8;
-  // Calls of a signature that are timed, which takes the host some 70 µs each on the slow path (an H100's). If none of them was
+  // Calls of a signature that are timed, which took the host some 70 µs each in Python (an H100's). If none of them was
   // exact, since the allocator has waited for the GPU, more are, up to `Signature::SETTLED`.
   static constexpr int64_t TIMED = 3;
   static constexpr int64_t LEAST_WORKSPACE = int64_t{1} << 20;  // less fits into the slack
@@ -141,7 +141,7 @@ class Measuring {
 
   // What a side stream runs is not timed.
   bool may_time() const {
-    return times_ && !device_.is_cpu() && device_.on_main_stream() && pending_.size() < MOST_PENDING;
+    return times_ && !device_.is_cpu() && !device_.is_modelled() && device_.on_main_stream() && pending_.size() < MOST_PENDING;
   }
   c10::Event event() {
     if (idle_.empty()) return c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);

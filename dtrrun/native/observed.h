@@ -1,6 +1,5 @@
-// Operators on the fast path as their observers see them (`core.observer.Observer`): with the attributes that
-// `dispatch/call.py` gives to an operator on the slow path. Observers ask for most of them before the operator runs, as
-// `observe/recorder.py` does. Without observers, nothing here is made.
+// Operators as their observers see them (`core.observer.Observer`, `core.operator.Call`). Observers ask for most of their attributes
+// before the operator runs, as `observe/recorder.py` does. Without observers, nothing here is made.
 #pragma once
 
 #include <unordered_map>
@@ -29,9 +28,9 @@ class Observation {
 // An operator, from before room is made for it until it has run: notifies observers, if there are any.
 class Observed {
  public:
-  // found: the operator's signature.
-  Observed(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found) {
-    if (by.versions.observers.any()) admit(by, info, arrival, found);
+  // found: the operator's signature. call: null for an operator of `lists.h`.
+  Observed(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const FastCall* call) {
+    if (by.versions.observers.any()) admit(by, info, arrival, found, call);
   }
   ~Observed() {
     if (call_) end();
@@ -48,7 +47,7 @@ class Observed {
   }
 
  private:
-  void admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found);
+  void admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const FastCall* call);
   void set_running(bool now);
   void finish(PyObject* outputs);
   void end() noexcept;
@@ -62,6 +61,7 @@ struct ObservedCall {
   Observation* by;  // null once the call is over
   const OperatorInfo* info;
   Arrival* arrival;
+  const FastCall* call;  // null for an operator of `lists.h`
   PyObject *signature, *versions;
   enum State : uint8_t { ADMITTED, RUNNING, FINISHED } state;
 
@@ -74,7 +74,7 @@ struct ObservedCall {
     if (state != expected) throw std::runtime_error("dtrrun: internal error: an observer asks too early or too late");
   }
 
-  // Returns true if the signature is as specific as the key on the slow path. Other signatures are shared by tensors at
+  // Returns true if the signature is as specific as the key in logs. Other signatures are shared by tensors at
   // different places in their storages, and by lists of the same length and size.
   bool is_exact() const {
     return info->handler == HandlerKind::PLAIN ? info->makes_tensors : info->handler != HandlerKind::LISTS;
@@ -82,6 +82,8 @@ struct ObservedCall {
   // Calls function(place, tensor) for each hole, in order.
   template <class Function>
   void each_tensor(const Function& function) const {
+    expect(ADMITTED);
+    if (call != nullptr) return call->each_tensor(function);
     for (size_t place = 0; place < count(); place++) {
       const IValue& value = values()[place];
       if (is_hole(value)) function(place, value.toTensor());
@@ -102,22 +104,32 @@ struct ObservedCall {
     return holes;
   }
 
-  // -- the attributes of `TensorCall` --
+  bool is_statistics(size_t) const { return false; }
+
+  // -- the attributes of `core.operator.Call` --
 
   Ref operator_() const { return Ref::copy(info->operator_.get()); }
   Ref its_signature() const { return Ref::copy(signature); }
   Ref its_versions() const { return Ref::copy(versions); }
   Ref cost() const { return Ref(PyLong_FromLongLong(as_signature(signature)->figures.cost)); }
-  Ref handed_out() const { return Ref::copy(nothing); }
-  bool never() const { return false; }
-  bool view() const { return info->handler == HandlerKind::VIEW; }
+  Ref handed_out() const {
+    Ref all = checked(PyList_New(0));
+    if (call == nullptr) return all;
+    for (const VersionRef& one : call->handed_out)
+      if (PyList_Append(all.get(), as_object(one.get()).get()) < 0) raise();
+    return all;
+  }
+  bool opaque() const { return call != nullptr && call->opaque; }
+  bool reshapes() const { return info->reshapes; }
+  bool view() const { return info->only_views; }
   bool untouching() const { return info->untouching; }
   bool uninitialised() const { return info->uninitialised; }
-  bool replayable() const { return !info->uninitialised && truth(info->operator_.get(), "replayable"); }
-  bool shrinks() const { return info->handler == HandlerKind::PLAIN || truth(info->operator_.get(), "grows"); }
+  bool replayable() const { return call != nullptr ? call->replayable : info->replayable; }
+  bool shrinks() const { return info->shrinks; }
   bool updates_statistics() const { return info->updates && PyList_GET_SIZE(statistics().get()) != 0; }
   Ref written() const {
     Ref all = checked(PyDict_New());
+    if (call != nullptr && call->written.empty()) return all;
     Ref holes = holes_if([&](size_t place, const at::Tensor&) { return info->writes_to(place); });
     for (PyObject* hole : Items(holes.get())) {
       Ref target(PyLong_FromVoidPtr(PyTuple_GET_ITEM(versions, as_number(hole)))), none = checked(PyList_New(0));
@@ -126,23 +138,10 @@ struct ObservedCall {
     }
     return all;
   }
-  // `TensorCall.overwrites`. written: an index into what is written to.
-  bool overwrites(size_t written) const {
-    if (info->handler != HandlerKind::WRITES) return false;
-    std::vector<const Version*> targets;
-    std::optional<bool> found;
-    each_tensor([&](size_t place, const at::Tensor& tensor) {
-      const Version* target = by->versions.of(tensor);
-      if (!info->writes_to(place) || std::find(targets.begin(), targets.end(), target) != targets.end()) return;
-      targets.push_back(target);
-      if (targets.size() != written + 1) return;
-      Items all(versions);
-      found = overwrites_all(*info, tensor, target, [&] { return std::count(all.begin(), all.end(), as_object(target).get()); });
-    });
-    return found.value_or(false);
-  }
+  // written: an index into what is written to.
+  bool overwrites(size_t written) const { return call != nullptr && call->overwrites(written); }
   Ref leaves() const {
-    return holes_if([](size_t, const at::Tensor& tensor) { return is_leaf(tensor); });
+    return holes_if([&](size_t, const at::Tensor& tensor) { return !opaque() && is_leaf(tensor); });
   }
   Ref statistics() const {
     bool trains = info->trains < 0 || values()[info->trains] == IValue(true);
@@ -150,7 +149,8 @@ struct ObservedCall {
       return trains && std::find(info->statistics, info->statistics + 2, static_cast<int>(place)) != info->statistics + 2;
     });
   }
-  // `TensorCall.places`.
+  // Returns the place of each tensor in the operator's lists, -1 for one that is in none of them; None if the call can't be split into
+  // calls with parts of the lists (split_lists.h).
   Ref places() const {
     ListsOfCall lists(values(), info->splits ? count() : 0);
     if (lists.length == 0 || !lists.are_alike()) return Ref::copy(Py_None);
@@ -166,15 +166,16 @@ struct ObservedCall {
   }
   Ref geometries() const {
     if (is_exact()) return attribute(signature, "geometries");
-    return by->first_calls.geometries_of(values(), count(), nullptr);
+    return by->first_calls.geometries_of(*this, false);
   }
-  // Returns its key on the slow path.
+  // Returns what calls have in common that cost the same in every process.
   Ref identity() const {
     auto known = by->identities.find(signature);
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
-    auto [args, kwargs] = templates_of(arrival->schema(), values(), *info->enumerations);
-    Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOO", info->operator_.get(), args.get(),
-                                           kwargs ? kwargs.get() : Py_None, geometries().get()));
+    auto [args, kwargs] = templates_of(arrival->schema(), values(), *info->enumerations, call == nullptr ? nullptr : call->holes.data());
+    Ref more = call == nullptr ? Ref::copy(nothing) : FirstCalls::more_of(*call);
+    Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOOO", info->operator_.get(), args.get(),
+                                           kwargs ? kwargs.get() : Py_None, geometries().get(), more.get()));
     if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
     return made;
   }
@@ -196,20 +197,22 @@ struct ObservedCall {
 
 inline PyTypeObject* observed_call_type = nullptr;
 
-inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found) {
+inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const FastCall* of) {
   auto* call = PyObject_New(ObservedCall, observed_call_type);
   if (call == nullptr) raise();
   Ref made(reinterpret_cast<PyObject*>(call));
   call->by = &by;
   call->info = &info;
   call->arrival = &arrival;
+  call->call = of;
   call->signature = Ref::copy(found).release();
   call->versions = nullptr;
   call->state = ObservedCall::ADMITTED;
   c10::SmallVector<Ref, 6> versions;
-  call->each_tensor([&](size_t, const at::Tensor& tensor) {
-    versions.push_back(as_object(by.versions.of(tensor)));
-  });
+  if (of != nullptr)
+    for (const Version* one : of->versions) versions.push_back(as_object(one));
+  else
+    call->each_tensor([&](size_t, const at::Tensor& tensor) { versions.push_back(as_object(by.versions.of(tensor))); });
   call->versions = as_tuple(versions).release();
   call_ = std::move(made);
   try {
@@ -274,11 +277,11 @@ inline PyTypeObject* make_observed_call_type() {
       {"handed_out", ask<&C::handed_out>, nullptr, nullptr, nullptr},
       {"identity", ask<&C::identity>, nullptr, nullptr, nullptr},
       {"leaves", ask<&C::leaves>, nullptr, nullptr, nullptr},
-      {"opaque", ask<&C::never>, nullptr, nullptr, nullptr},
+      {"opaque", ask<&C::opaque>, nullptr, nullptr, nullptr},
       {"operator", ask<&C::operator_>, nullptr, nullptr, nullptr},
       {"places", ask<&C::places>, nullptr, nullptr, nullptr},
       {"replayable", ask<&C::replayable>, nullptr, nullptr, nullptr},
-      {"reshapes", ask<&C::never>, nullptr, nullptr, nullptr},
+      {"reshapes", ask<&C::reshapes>, nullptr, nullptr, nullptr},
       {"results", ask<&C::results>, nullptr, nullptr, nullptr},
       {"shrinks", ask<&C::shrinks>, nullptr, nullptr, nullptr},
       {"signature", ask<&C::its_signature>, nullptr, nullptr, nullptr},
@@ -306,7 +309,7 @@ inline PyTypeObject* make_observed_call_type() {
       {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
       {Py_tp_getset, attributes},
       {Py_tp_methods, methods},
-      {Py_tp_doc, const_cast<char*>("An operator on the fast path, as observers see it: as `TensorCall`.")},
+      {Py_tp_doc, const_cast<char*>("An operator as observers see it (`core.operator.Call`).")},
       {0, nullptr},
   };
   constexpr unsigned long flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;

@@ -36,13 +36,20 @@ inline Formula formula_named(std::string_view name) {
   return Formula::UNKNOWN;
 }
 
-// What handles an operator: Python, or which part of the fast path.
-enum class HandlerKind { PYTHON, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
+// What handles an operator. OTHER: nothing is done for it alone; more has to be found out about its calls.
+enum class HandlerKind { OTHER, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
 
 // What is known about an operator; see `runtime/operators.py`.
 struct OperatorInfo {
-  HandlerKind handler = HandlerKind::PYTHON;
+  HandlerKind handler = HandlerKind::OTHER;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
+  bool views = false, only_views = false;  // as in `runtime/operators.py`
+  // Of operators that `OTHER` handles:
+  bool collective = false, reshapes = false, takes_storage = false, shares_memory = false, calls_others = false;
+  bool compares_tensors = false, reads_opaque = false;
+  bool is_classified = false;  // its results may be others than plain tensors over new memory of ours
+  int workspace = -1;          // the place of a result that is one, of any operator
+  bool shrinks = false;        // it may have allocated more than predicted
   bool makes_tensors = true, sized_by_numbers = false;
   bool opaque = false;  // one result is a workspace, which exists only if gradients may be computed
   bool blank = false;   // it overwrites memory that nothing has written to, perhaps only a part of it

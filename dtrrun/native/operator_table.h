@@ -70,13 +70,29 @@ class OperatorTable {
       info.handler = is_view ? HandlerKind::VIEW : writes ? HandlerKind::WRITES : HandlerKind::PLAIN;
       if (writes) info.mutates = written_by(op.schema(), learned.get());
     }
-    info.opaque = info.handler == HandlerKind::PLAIN && attribute_number(learned.get(), "opaque_output") >= 0;
+    info.workspace = static_cast<int>(attribute_number(learned.get(), "opaque_output"));
+    info.opaque = (info.handler == HandlerKind::PLAIN || info.handler == HandlerKind::OTHER) && info.workspace >= 0;
     if (op.schema().name().rfind("profiler::", 0) == 0) info.handler = HandlerKind::NO_TENSORS;
     if (truth(learned.get(), "updates_lists")) {
       info.handler = HandlerKind::LISTS;
       info.mutates = written_by(op.schema(), learned.get());
     }
+    info.views = truth(learned.get(), "view");
+    info.only_views = truth(learned.get(), "only_views");
     info.foreign = truth(learned.get(), "foreign");
+    info.reads_opaque = truth(learned.get(), "reads_opaque");
+    info.shrinks = !(info.views || (truth(learned.get(), "mutates") && !truth(learned.get(), "grows")));
+    if (info.handler == HandlerKind::OTHER) {
+      info.collective = truth(learned.get(), "collective");
+      info.reshapes = truth(learned.get(), "reshapes_storage");
+      info.takes_storage = truth(learned.get(), "takes_storage");
+      info.shares_memory = truth(learned.get(), "shares_memory");
+      info.calls_others = truth(learned.get(), "calls_others");
+      info.compares_tensors = truth(learned.get(), "compares_tensors");
+      info.is_classified = info.foreign || info.collective || truth(learned.get(), "keeps_state") ||
+                           attribute_number(learned.get(), "read_unseen") >= 0;
+      info.mutates = info.collective ? tensors_of(op.schema()) : written_by(op.schema(), learned.get());
+    }
     info.random = truth(learned.get(), "random");
     info.overwrites = truth(learned.get(), "overwrites");
     info.blank = truth(learned.get(), "overwrites_blank");
@@ -112,6 +128,13 @@ class OperatorTable {
     return info;
   }
 
+  // Returns the places of all tensors, and lists of them.
+  static std::vector<size_t> tensors_of(const c10::FunctionSchema& schema) {
+    std::vector<size_t> places;
+    for (size_t place = 0; place < schema.arguments().size(); place++)
+      if (schema.arguments()[place].type()->str().find("Tensor") != std::string::npos) places.push_back(place);
+    return places;
+  }
   // Returns the places of the arguments that it writes to. Python gives keyword arguments by name.
   static std::vector<size_t> written_by(const c10::FunctionSchema& schema, PyObject* learned) {
     std::vector<size_t> places;

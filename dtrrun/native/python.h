@@ -72,4 +72,48 @@ class Gil {
   PyGILState_STATE ensured_;
 };
 
+// Returns a Python function without arguments that calls `function`, which must outlive it, and may return a Python object.
+template <class Function>
+Ref callable(Function& function) {
+  static PyMethodDef call = {"call", [](PyObject* capsule, PyObject*) -> PyObject* {
+                               return guarded([&]() -> PyObject* {
+                                 auto& run = *static_cast<Function*>(PyCapsule_GetPointer(capsule, nullptr));
+                                 if constexpr (std::is_same_v<decltype(run()), Ref>) {
+                                   return run().release();
+                                 } else {
+                                   run();
+                                   Py_RETURN_NONE;
+                                 }
+                               });
+                             },
+                             METH_NOARGS, nullptr};
+  Ref capsule = checked(PyCapsule_New(&function, nullptr, nullptr));
+  return checked(PyCFunction_New(&call, capsule.get()));
+}
+
+// A context of Python's, entered while in scope.
+class Entered {
+ public:
+  explicit Entered(Ref context) : context_(std::move(context)) {
+    if (context_) checked(PyObject_CallMethod(context_.get(), "__enter__", nullptr));
+  }
+  ~Entered() {
+    if (!context_) return;  // otherwise something has raised
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (!leave(context_)) PyErr_WriteUnraisable(context_.get());
+    PyErr_Restore(type, value, traceback);
+  }
+  Entered(const Entered&) = delete;
+  void end() {
+    if (Ref context = std::move(context_); context && !leave(context)) raise();
+  }
+
+ private:
+  static Ref leave(const Ref& context) {
+    return Ref(PyObject_CallMethod(context.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+  }
+  Ref context_;
+};
+
 }  // namespace dtrrun

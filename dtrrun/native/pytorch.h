@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -43,9 +44,23 @@ class Untraced {
   State state_;
 };
 
-inline bool has_python_key(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
-}
+// Some of PyTorch's functions bypass the program's function modes, and call us with one active. Turns them off while our Python code
+// looks at the program's tensors.
+class WithoutFunctionModes {
+ public:
+  WithoutFunctionModes() : on_(at::impl::torch_function_mode_enabled()), before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    if (on_) at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~WithoutFunctionModes() {
+    if (on_) at::impl::PythonTorchFunctionTLS::set_disabled_state(before_);
+  }
+  WithoutFunctionModes(const WithoutFunctionModes&) = delete;
+
+ private:
+  const bool on_;
+  const at::impl::TorchFunctionDisabledState before_;
+};
+
 // Returns true for a defined tensor that is none of Python's own, and whose content is what its memory holds.
 inline bool is_plain(const at::Tensor& tensor) {
   using c10::DispatchKey;

@@ -1,7 +1,4 @@
-// What a replay needs to know of an operator call: `Operation.recorded`, kept as PyTorch's own values.
-//
-// Python sees the sequence that the slow path records, (func, template, kwargs, rng, state, autocast), but it
-// is made only on request: most operations are never run again.
+// What a replay needs to know of an operator call, kept as PyTorch's own values.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -13,12 +10,18 @@
 
 namespace dtrrun {
 
-enum Hole : int { VALUE = -1, TENSOR = -2, STATISTICS = -3 };  // otherwise: the number of tensors in a list
+enum Hole : int { VALUE = -1, TENSOR = -2, STATISTICS = -3, NESTED = -4 };  // otherwise: the number of tensors in a list
 
 // Returns a value for a recipe to keep. TorchScript passes the program's own lists, which the program may change later.
 inline IValue to_keep(const IValue& value) {
   return value.isList() && value.use_count() > 1 ? value.deepcopy() : value;
 }
+
+// What a replay restores besides the settings, of few operators.
+struct Around {
+  std::vector<std::pair<c10::DeviceType, at::ScalarType>> autocast;  // of the operators that its kernel calls
+  Ref reading;  // what its kernel, written in Python, reads besides its arguments (`runtime/dispatch/kernels.py`); or null
+};
 
 // A recipe of `count` arguments, followed by their values and holes in the same block of memory: most operators have few.
 class Recipe {
@@ -38,6 +41,7 @@ class Recipe {
   Ref func, rng;
   const KernelState* const state;  // the settings that the kernel saw
   const uint32_t count;
+  std::unique_ptr<Around> around;
 
   // In place of tensors: None, or which items of a list are present.
   IValue* values() { return reinterpret_cast<IValue*>(this + 1); }
@@ -45,31 +49,5 @@ class Recipe {
   int* holes() { return reinterpret_cast<int*>(values() + count); }
   const int* holes() const { return reinterpret_cast<const int*>(values() + count); }
 };
-
-inline Ref template_of(const Recipe& recipe, size_t place) {
-  int count = recipe.holes()[place];
-  if (count == VALUE) return to_python(recipe.values()[place], (*recipe.enumerations)[place]);
-  if (count == TENSOR) return Ref::copy(tensor_slot);
-  Ref list = checked(PyList_New(count));
-  const IValue& given = recipe.values()[place];  // a list of flags if some items may be None
-  for (int i = 0; i < count; i++) {
-    bool is_tensor = !given.isBoolList() || given.toBoolList().get(i);
-    PyList_SET_ITEM(list.get(), i, Ref::copy(is_tensor ? tensor_slot : Py_None).release());
-  }
-  return list;
-}
-
-inline Ref as_sequence(const Recipe& recipe) {
-  // A tensor is never a default, but the None in its place may look like one.
-  const auto& schema = recipe.handle.schema();
-  c10::SmallVector<IValue, 6> shown(recipe.values(), recipe.values() + recipe.count);
-  for (size_t place = 0; place < shown.size(); place++)
-    if (recipe.holes()[place] != VALUE) shown[place] = IValue(at::Tensor());
-  auto [args, kwargs] =
-      to_arguments(schema, shown.data(), PyList_New, [&](size_t place) { return template_of(recipe, place); });
-  Ref nothing(PyTuple_New(0)), state = checked(PyLong_FromVoidPtr(const_cast<KernelState*>(recipe.state)));
-  return Ref(PyTuple_Pack(6, recipe.func.get(), args.get(), kwargs ? kwargs.get() : Py_None,
-                          recipe.rng ? recipe.rng.get() : Py_None, state.get(), nothing.get()));
-}
 
 }  // namespace dtrrun

@@ -13,15 +13,12 @@ class Recording {
   Recording(PyObject* python, PyObject* slow_path, const Device& device, TensorVersions& versions)
       : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions) {}
 
-  // Saves the arguments of an admitted call for its recipe, if it gets one: its kernel will consume them.
-  void prepare(FastCall& call) {
+  // Saves the arguments of an admitted call for its recipe, if it gets one: its kernel will consume them. is_captured: it becomes a part
+  // of a CUDA graph.
+  void prepare(FastCall& call, bool is_captured) {
     const OperatorInfo& info = call.info;
-    if (info.random && (call.recordable || !device_.is_cpu())) {  // a GPU may run out of memory, and draw again
-      int64_t drawn = call.signature->output_bytes;
-      for (const Call::Write& one : call.written) drawn += one.target->nbytes;
-      Ref generator = generator_of(call);
-      call.rng = checked(PyObject_CallMethod(python_.get(), "capture", "LO", static_cast<long long>(drawn), generator.get()));
-    }
+    bool draws = (info.random || info.foreign) && !is_captured && !(call.unusual && !call.unusual->elsewhere.empty());
+    if (draws && (call.recordable || !device_.is_cpu())) capture(call);  // a GPU may run out of memory, and draw again
     if (!call.recordable) return;
     PyObject* func = (call.excludes ? info.replay : info.func).get();
     call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.arrival.op, info.enumerations, func,
@@ -36,17 +33,19 @@ class Recording {
     }
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);
     recipe->rng = Ref::copy(call.rng.get());
-  }
-  // Returns true if the signature that the call's recipe has is known (`TensorCall.replay_signature`).
-  bool knows_replay(const FastCall& call) const {
-    return !call.excludes || replayed_as(call.its_signature.get()) != nullptr;
+    if (!call.unusual) return;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
+    for (size_t place : call.unusual->by_value) recipe->values()[place] = call.argument(place).toTensor().clone();
+    recipe->around = std::move(call.unusual->around);
   }
 
   using Outputs = c10::SmallVector<NewStorage, 2>;
 
   // Finds the new storages among the results. Returns true if all results have a plain storage.
   bool outputs_of(FastCall& call, Outputs& outputs) {
-    if (!call.info.makes_tensors) return true;
+    if (call.info.takes_storage) return given_storages(call);
+    if (call.view || !(call.info.makes_tensors || call.info.handler == HandlerKind::OTHER)) return true;
+    if (call.info.is_classified) return classified_in_python(call, outputs);
     auto tensors = call.arrival.tensors();
     bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
       const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -65,25 +64,53 @@ class Recording {
   // For `--verify`: notes which part of what the call has made is initialised.
   void note_extents(const FastCall& call, const Outputs& outputs) const {
     if (!versions_.fingerprints.are_taken() || outputs.empty()) return;
+    auto is_workspace = [&](const Version* one) { return one->nbytes != 0 && one->extent == 0; };
+    bool reads_one = !call.info.reads_opaque && std::any_of(call.versions.begin(), call.versions.end(), is_workspace);
     auto tensors = call.arrival.tensors();
     for (const NewStorage& one : outputs) {
       Version* version = versions_.at(as_impl(one.storage));
-      if (version != nullptr && !version->constant()) versions_.fingerprints.note(version, tensors[static_cast<size_t>(one.where)]);
+      if (version == nullptr || version->constant()) continue;
+      versions_.fingerprints.note(version, tensors[static_cast<size_t>(one.where)]);
+      if (one.where == call.info.workspace || reads_one) version->extent = 0;
     }
   }
 
  private:
-  // Returns the generator that a call was given, or None.
-  static Ref generator_of(const FastCall& call) {
+  // Captures the state of the generators that a call may draw from.
+  void capture(FastCall& call) {
+    int64_t drawn = call.signature->output_bytes;
+    for (const Call::Write& one : call.written) drawn += one.target->nbytes;
+    Ref generators = checked(PyList_New(0));
     for (size_t place = 0; place < call.count; place++)
-      if (call.argument(place).isGenerator()) return to_python(call.argument(place), Enumeration::NONE);
-    return Ref::copy(Py_None);
+      if (call.argument(place).isGenerator() &&
+          PyList_Append(generators.get(), to_python(call.argument(place), Enumeration::NONE).get()) < 0)
+        raise();
+    const char* method = call.info.foreign ? "capture_all" : "capture";
+    call.rng = checked(PyObject_CallMethod(python_.get(), method, "LO", static_cast<long long>(drawn), generators.get()));
+  }
+
+  // Returns true, after an operator that has given tensors other storages, which the program may hold.
+  bool given_storages(FastCall& call) {
+    Untraced untraced;
+    WithoutFunctionModes plain;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
+    Ref result = shown_results(call.arrival.results());
+    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "given_storages", "O", result.get()));
+    PyObject *given, *handed_out;
+    if (!PyArg_ParseTuple(found.get(), "OO", &given, &handed_out)) raise();
+    for (PyObject* one : Items(given)) {
+      Version* version = native_node(one);
+      if (auto nbytes = call.resized(0, version)) versions_.ledger.backend.resized(version, *nbytes);
+    }
+    call.handed_out = versions_in(handed_out);
+    return true;
   }
 
   bool classified_in_python(FastCall& call, Outputs& outputs) {
     Untraced untraced;
+    WithoutFunctionModes plain_functions;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
-    Ref result = results(call.arrival.results());
+    Ref result = shown_results(call.arrival.results());
     Ref found = checked(PyObject_CallMethod(slow_path_.get(), "classify", "OO", result.get(), call.info.operator_.get()));
     int plain;
     long long counted;

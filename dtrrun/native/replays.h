@@ -1,9 +1,10 @@
-// Runs a recorded operator again, from a recipe that the fast path has recorded.
+// Runs a recorded operator again.
 //
 // `core/rematerialize.h` decides what is run again, and in which order.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -75,65 +76,101 @@ class Replays {
 
   void forget() { geometries_.clear(); }
 
-  // Runs an operation; see `Backend::execute`. Returns false, with nothing changed, if Python must run it.
-  bool execute(Run& run) {
-    const Recorded& maker = *run.maker;
-    const Recipe* known_recipe = recipe_of(run.maker);
-    if (known_recipe == nullptr) return false;
-    const Recipe& recipe = *known_recipe;
-    OperatorInfo* known = operators_.find(recipe.handle);
-    if (known == nullptr || known->func.get() != recipe.func.get()) return false;
-    OperatorInfo& info = *known;
-    auto* found = reinterpret_cast<PyObject*>(enclosing(maker.signature));
-    auto geometries = geometries_of(found);
-    if (geometries == nullptr || geometries->size() != run.uses.size()) return false;
-    c10::SmallVector<c10::Storage, 4> targets(run.uses.size());  // that it writes to, by place
-    Stack stack;
-    int64_t started = 0;
+  struct Geometries {
+    std::vector<Geometry> all;
+    std::vector<size_t> same;  // the first place with the same tensor, for operators that compare them
+  };
+
+  // Runs an operation; see `Backend::execute`. On a GPU that has no memory for it, evicts and runs it again.
+  void execute(Run& run) {
+    const Recipe* recipe = recipe_of(run.maker);
+    if (recipe == nullptr) throw std::logic_error("dtrrun: internal error: an operation has no recipe");
+    OperatorInfo& info = operators_.of(recipe->handle);
     try {
-      stack = arguments(recipe, *geometries, run, targets);
-      started = now_ns();
-      Restored settings(*recipe.state);
-      Drawing drawing(python_.get(), recipe);
-      Shortage::Kernel::run(/*locked=*/true, /*own=*/!info.foreign, [&] { call(recipe, *maker.signature, &stack); });
-      drawing.end();
+      return attempt(run, *recipe, info);
     } catch (...) {
-      if (!device_.is_cpu() && may_replay_again(info)) return false;
-      throw;
+      if (device_.is_cpu() || !may_replay_again(info)) throw;
     }
-    run.cost = now_ns() - started;
-    Tensors results;
-    for (const IValue& value : stack) add_tensors(value, results);
-    auto add = [&](int64_t where) { run.made.push_back(as_storage(where < 0 ? targets[~where] : results[where].storage())); };
-    if (!maker.outputs)
-      add(maker.where);
-    else
-      for (const Output& output : *maker.outputs) add(output.where);
-    return true;
+    auto again = [&] { attempt(run, *recipe, info); };
+    Ref function = callable(again);
+    checked(PyObject_CallMethod(python_.get(), "replay_again", "OOL", function.get(), info.operator_.get(),
+                                static_cast<long long>(run.maker->signature->output_bytes)));
   }
 
  private:
-  // Makes a random operator draw what it drew when it first ran (`runtime/rng.py`).
-  class Drawing {
+  void attempt(Run& run, const Recipe& recipe, const OperatorInfo& info) {
+    auto geometries = geometries_of(reinterpret_cast<PyObject*>(enclosing(run.maker->signature)));
+    c10::SmallVector<c10::Storage, 4> targets(run.uses.size());  // that it writes to, by place
+    Stack stack = arguments(recipe, *geometries, run, targets);
+    int64_t started = now_ns();
+    {
+      Entered turns(info.foreign ? given_up(run, recipe) : Ref());
+      Restored settings(*recipe.state);
+      Entered drawing(recipe.rng ? checked(PyObject_CallMethod(python_.get(), "replaying", "(O)", recipe.rng.get())) : Ref());
+      Entered reading(recipe.around && recipe.around->reading ? put_back(recipe.around->reading) : Ref());
+      {
+        std::optional<Inside> inside;
+        if (info.calls_others) inside.emplace(recipe.around ? recipe.around->autocast : Inside::Dtypes());
+        Shortage::Kernel::run(/*locked=*/true, /*own=*/!info.foreign, [&] { call(recipe, *run.maker->signature, info.foreign, &stack); });
+      }
+      reading.end();
+      drawing.end();
+    }
+    run.cost = now_ns() - started;
+    run.made.clear();
+    Tensors results;
+    for (const IValue& value : stack) add_tensors(value, results);
+    auto add = [&](int64_t where) { run.made.push_back(as_storage(where < 0 ? targets[~where] : results[where].storage())); };
+    if (!run.maker->outputs)
+      add(run.maker->where);
+    else
+      for (const Output& output : *run.maker->outputs) add(output.where);
+  }
+
+  // What the operators that a kernel calls see, while in scope: neither the program's modes nor its autograd (`runtime.guards.below`),
+  // but lazy bits are resolved, and autocast casts them as it did.
+  class Inside {
    public:
-    Drawing(PyObject* python, const Recipe& recipe) {
-      if (recipe.rng) context_ = checked(PyObject_CallMethod(python, "replaying", "(O)", recipe.rng.get()));
+    using Dtypes = std::vector<std::pair<c10::DeviceType, at::ScalarType>>;
+    explicit Inside(const Dtypes& dtypes) {
+      using c10::DispatchKey;
+      c10::DispatchKeySet excluded({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::PythonDispatcher, DispatchKey::Fake,
+                                    DispatchKey::ADInplaceOrView, DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                    DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchBatched,
+                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::FuncTorchVmapMode, DispatchKey::Functionalize});
+      excluded = excluded | c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
+      for (auto [type, dtype] : dtypes) {
+        before_.emplace_back(type, at::autocast::get_autocast_dtype(type));
+        at::autocast::set_autocast_dtype(type, dtype);
+        excluded = excluded.remove(type == c10::DeviceType::CPU ? DispatchKey::AutocastCPU : DispatchKey::AutocastCUDA);
+      }
+      guard_.emplace(c10::DispatchKeySet(DispatchKey::BackendSelect), excluded);
     }
-    ~Drawing() {
-      if (!context_) return;  // otherwise the kernel has raised
-      PyObject *type, *value, *traceback;
-      PyErr_Fetch(&type, &value, &traceback);
-      if (!Ref(PyObject_CallMethod(context_.get(), "__exit__", nullptr))) PyErr_WriteUnraisable(context_.get());
-      PyErr_Restore(type, value, traceback);
+    ~Inside() {
+      for (auto [type, dtype] : before_) at::autocast::set_autocast_dtype(type, dtype);
     }
-    Drawing(const Drawing&) = delete;
-    void end() {
-      if (Ref context = std::move(context_)) checked(PyObject_CallMethod(context.get(), "__exit__", nullptr));
-    }
+    Inside(const Inside&) = delete;
 
    private:
-    Ref context_;
+    Dtypes before_;
+    std::optional<c10::impl::ForceDispatchKeyGuard> guard_;
   };
+
+  static Ref put_back(const Ref& reading) { return checked(PyObject_CallMethod(reading.get(), "put_back", nullptr)); }
+
+  // Returns a context in which other threads have their turns, as the kernel may wait for one of them; null if it changes what they see.
+  Ref given_up(const Run& run, const Recipe& recipe) const {
+    bool writes = std::find(run.uses.begin(), run.uses.end(), Use::TAKE) != run.uses.end();
+    if (writes || recipe.rng || recipe.state->changes_others()) return Ref();
+    if (recipe.around && recipe.around->reading) {
+      Ref changes = checked(PyObject_CallMethod(recipe.around->reading.get(), "changes", nullptr));
+      if (PyObject_IsTrue(changes.get()) != 0) return Ref();
+    }
+    Ref reads = checked(PyList_New(0));
+    for (const Node* one : *run.maker)
+      if (PyList_Append(reads.get(), as_object(one).get()) < 0) raise();
+    return checked(PyObject_CallMethod(python_.get(), "given_up", "O", reads.get()));
+  }
 
   // Called while an exception is being handled. Returns true if it means that a GPU ran out of memory, so that Python may run the
   // operator again.
@@ -143,10 +180,14 @@ class Replays {
   }
 
   // Returns the operator's arguments. targets: receives the storages that it writes to, by place.
-  Stack arguments(const Recipe& recipe, const std::vector<Geometry>& geometries, const Run& run,
+  Stack arguments(const Recipe& recipe, const Geometries& geometries, const Run& run,
                   c10::SmallVector<c10::Storage, 4>& targets) const {
     c10::SmallVector<at::Tensor, 6> tensors;
     for (size_t place = 0; place < run.uses.size(); place++) {
+      if (size_t first = geometries.same.empty() ? place : geometries.same[place]; first < place) {
+        tensors.push_back(tensors[first]);
+        continue;
+      }
       TensorEntry entry = run.maker->tensor(place);
       Use use = run.uses[place];
       if (use == Use::BLANK) {
@@ -163,7 +204,7 @@ class Replays {
       } else if (use == Use::COPY) {
         targets[place] = copy_of(memory_of(run, place));
       }
-      tensors.push_back(geometries[place].over(use == Use::READ ? memory_of(run, place) : targets[place]));
+      tensors.push_back(geometries.all[place].over(use == Use::READ ? memory_of(run, place) : targets[place]));
     }
     Stack stack;
     size_t next = 0;
@@ -212,8 +253,9 @@ class Replays {
   }
 
   // Runs the operator. `SessionBackend` has already excluded everything that the program has put above the kernels.
-  void call(const Recipe& recipe, const Signature& signature, Stack* stack) {
-    if (device_.is_cpu() && signature.calls != 0 && signature.cost < BRIEF_NS) {
+  void call(const Recipe& recipe, const Signature& signature, bool foreign, Stack* stack) {
+    if (device_.is_modelled()) return call_on_model(recipe, stack);
+    if (device_.is_cpu() && !foreign && signature.calls != 0 && signature.cost < BRIEF_NS) {
       recipe.handle.callBoxed(stack);
     } else {
       WithoutGil released;
@@ -221,17 +263,26 @@ class Replays {
     }
   }
 
-  // Returns the geometries of a signature's tensors, or null if Python must handle them. The caller shares ownership: Python
-  // code that runs while room is made may change the budget, and then the table is cleared.
-  std::shared_ptr<const std::vector<Geometry>> geometries_of(PyObject* found) {
+  void call_on_model(const Recipe& recipe, Stack* stack) {
+    auto convert = [&](size_t place) { return to_python((*stack)[place], (*recipe.enumerations)[place]); };
+    auto [args, kwargs] = to_arguments(recipe.handle.schema(), stack->data(), PyTuple_New, convert);
+    auto compute = [&] {
+      recipe.handle.callBoxed(stack);
+      return shown_results(*stack);
+    };
+    Ref function = callable(compute);
+    device_.run(recipe.func.get(), args.get(), kwargs.get(), function.get(), /*again=*/true);
+  }
+
+  // Returns the geometries of a signature's tensors. The caller shares ownership: Python code that runs while room is made may change the
+  // budget, and then the table is cleared.
+  std::shared_ptr<const Geometries> geometries_of(PyObject* found) {
     auto known = geometries_.find(found);
     if (known == geometries_.end()) {
-      Ref tuples = attribute(found, "geometries"), same = attribute(found, "same");
-      auto all = std::make_shared<std::vector<Geometry>>();
-      bool readable = PyTuple_GET_SIZE(same.get()) == 0;
-      for (PyObject* one : Items(tuples.get())) all->emplace_back(one);
-      if (!readable) all.reset();
-      known = geometries_.emplace(found, std::pair(Ref::copy(found), std::move(all))).first;
+      auto made = std::make_shared<Geometries>();
+      for (PyObject* one : Items(attribute(found, "geometries").get())) made->all.emplace_back(one);
+      for (PyObject* one : Items(attribute(found, "same").get())) made->same.push_back(static_cast<size_t>(as_number(one)));
+      known = geometries_.emplace(found, std::pair(Ref::copy(found), std::move(made))).first;
     }
     return known->second.second;
   }
@@ -239,7 +290,7 @@ class Replays {
   Ref python_;
   const Device& device_;
   OperatorTable& operators_;
-  std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const std::vector<Geometry>>>> geometries_;
+  std::unordered_map<PyObject*, std::pair<Ref, std::shared_ptr<const Geometries>>> geometries_;
 };
 
 }  // namespace dtrrun

@@ -1,6 +1,8 @@
-// Runs the kernel of a call on the fast path, concurrently with the operators of other threads.
+// Runs the kernel of an admitted call, concurrently with the operators of other threads.
 #pragma once
 
+#include "bodies.h"
+#include "callers.h"
 #include "contention.h"
 #include "measuring.h"
 #include "record.h"
@@ -11,57 +13,39 @@ namespace dtrrun {
 
 class KernelRun {
  public:
-  KernelRun(PyObject* python, const Device& device, TensorVersions& versions, FirstCalls& first_calls, Measuring& measuring)
-      : python_(Ref::copy(python)), device_(device), core_(versions.core), first_calls_(first_calls), measuring_(measuring) {}
+  KernelRun(PyObject* python, PyObject* slow_path, const Device& device, TensorVersions& versions, FirstCalls& first_calls,
+            Measuring& measuring, FastPath& path, const Lock& lock)
+      : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions), core_(versions.core),
+        first_calls_(first_calls), measuring_(measuring), path_(path), lock_(lock) {}
 
-  // Runs the kernel of an admitted call. Returns false if it did not begin because a GPU ran out of memory: then Python will
-  // run it again. started: when it begins, or 0 if `ended` is not needed.
-  bool run(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
+  // Runs the kernel. On a GPU that has no memory for it, evicts and runs it again, if it has not begun to write. is_captured: it becomes
+  // a part of a CUDA graph. started: when it begins, or 0 if `ended` is not needed.
+  void run(FastCall& call, const Gil& gil, bool is_captured, int64_t started, int64_t& ended) {
     Signature& figures = *call.signature;
-    bool settled = figures.calls >= Signature::SETTLED;
+    bool settled = figures.calls >= Signature::SETTLED, is_retried = false;
     OwnTime own(!settled, started);
     std::optional<Measuring::Call> measured;
-    if (!settled && !device_.is_cpu()) measured.emplace(measuring_, figures);
-    bool has_run = false;
-    auto run_kernel = [&] {
-      Shortage::Kernel::run(/*locked=*/true, /*own=*/!call.info.foreign, [&] { call.arrival.run(); });
-      has_run = true;
-      if (started != 0) ended = now_ns();
-    };
     try {
-      if (device_.is_cpu() && figures.calls != 0 && figures.cost < BRIEF_NS) {
-        run_kernel();
-      } else {
-        Others others(call);
-        Gil::Released released(gil);
-        run_kernel();
+      if (!settled && !device_.is_cpu() && !is_captured) measured.emplace(measuring_, figures);
+      is_retried = !runs_at_once(call, gil, started, ended);
+      if (is_retried) {
+        measured.reset();
+        run_again(call, measured, ended);
       }
       if (measured) measured->ended();
       if (call.unpriced) first_calls_.price(figures, call.info, *call.unpriced, call.arrival);
+      if (call.info.foreign) look_back(call);
     } catch (...) {
-      bool retried = false;
-      try {
-        PyObject *operator_ = call.info.operator_.get(), *rng = call.rng.get();
-        retried = !device_.is_cpu() && !has_run && can_retry(python_.get(), operator_, rng);
-      } catch (...) {  // an interrupt
-        core_.operators.fail(call);
-        throw;
-      }
-      if (!retried) {
-        core_.operators.fail(call);
-        throw;
-      }
-      core_.operators.abandon(call);
-      return false;
+      core_.operators.fail(call);
+      throw;
     }
     if (device_.is_cpu()) {
       figures.learn_cost(own.of(ended - started));
     } else if (!settled) {
       measuring_.count(figures);
-      call.needed = measured->needed();
     }
+    if (measured && (!settled || is_retried)) call.needed = measured->needed();
     call.cost = figures.cost;
-    return true;
   }
 
  private:
@@ -84,11 +68,152 @@ class KernelRun {
     const bool may_go_on_;
   };
 
-  Ref python_;
+  // Brings back what a kernel that is not PyTorch's own touches besides its arguments, and keeps it until the kernel has ended.
+  class Touched {
+   public:
+    Touched(TensorVersions& versions, const Lock& lock) : versions_(versions), lock_(lock) {}
+    ~Touched() {
+      if (locked_.empty()) return;
+      for (const VersionRef& one : locked_) one->locks--;
+    }
+    Touched(const Touched&) = delete;
+
+    void touch(Version* version, bool writes) {
+      static const Pin WRITTEN = as_pin("written by another operator");
+      Held held(lock_);
+      version->locks++;
+      locked_.emplace_back(version);
+      version->last_access = versions_.ledger.clock;
+      if (!version->resident) {
+        Rematerializer::Targets targets;
+        targets.emplace_back(version);
+        versions_.core.rematerializer.materialize(targets, true);
+      }
+      if (writes) versions_.core.mutation.written_outside(version, WRITTEN, false);
+    }
+
+   private:
+    TensorVersions& versions_;
+    const Lock& lock_;
+    std::vector<VersionRef> locked_;
+  };
+
+  // Returns false if a GPU had no memory for the kernel, which has not begun to write.
+  bool runs_at_once(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
+    try {
+      kernel(call, gil, started, ended);
+      return true;
+    } catch (...) {
+      if (device_.is_cpu()) throw;
+      if (!can_retry(python_.get(), call.info.operator_.get(), call.rng.get())) throw;
+      return false;
+    }
+  }
+  void kernel(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
+    auto run_own = [&] {
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { call.arrival.run(); });
+      if (started != 0) ended = now_ns();
+    };
+    if (device_.is_modelled()) {
+      run_on_model(call);
+      ended = now_ns();
+    } else if (call.info.foreign) {
+      run_foreign(call, ended);
+    } else if (call.info.collective) {  // it may wait for another thread
+      FastPath::Away away(path_, call.turn);
+      WithoutGil released;
+      run_own();
+    } else if (device_.is_cpu() && call.signature->calls != 0 && call.signature->cost < BRIEF_NS) {
+      run_own();
+    } else {
+      Others others(call);
+      Gil::Released released(gil);
+      run_own();
+    }
+  }
+
+  // Runs a kernel that is not PyTorch's own: the operators that it calls arrive.
+  void run_foreign(FastCall& call, int64_t& ended) {
+    Arrival& arrival = call.arrival;
+    std::optional<KeptTensors> keeping;
+    if (call.special().counts) keeping.emplace(arrival.values(), arrival.count);
+    Stack stack = arrival.copied();  // only now: the kernel consumes these
+    Touched touched(versions_, lock_);
+    Body body([&](Version* version, bool writes) { touched.touch(version, writes); }, arrival.values(), arrival.count);
+    {
+      FastPath::Away away(path_, call.turn);  // it may wait for another thread
+      auto seen = c10::impl::tls_local_dispatch_key_set();
+      seen.excluded_ = seen.excluded_ - WayIn::OWN;
+      c10::impl::ForceDispatchKeyGuard program(seen);
+      WithoutGil released;
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/false, [&] { arrival.op.redispatchBoxed(arrival.keys & WayIn::BELOW, &stack); });
+      ended = now_ns();
+    }
+    if (keeping) call.special().kept = keeping->kept(stack);
+    bool reads_unseen = body.reads_unseen(stack);
+    arrival.set_results(std::move(stack));
+    if (reads_unseen || !call.special().kept.empty()) not_replayable(call);
+  }
+  void run_on_model(FastCall& call) {
+    auto convert = [&](size_t place) { return to_python(call.arrival.values()[place], (*call.info.enumerations)[place]); };
+    auto [args, kwargs] = to_arguments(call.arrival.schema(), call.arrival.values(), PyTuple_New, convert);
+    auto compute = [&] {
+      call.arrival.run();
+      return shown_results(call.arrival.results());
+    };
+    Ref function = callable(compute);
+    device_.run(call.info.func.get(), args.get(), kwargs.get(), function.get(), /*again=*/false);
+  }
+  // A second call of the kernel might give another result.
+  void not_replayable(FastCall& call) {
+    call.recordable = false;
+    for (const at::Tensor& tensor : call.special().kept) {
+      const auto* storage = Body::storage_of(tensor);
+      for (Version* one : call.versions)
+        if (one->key == reinterpret_cast<int64_t>(storage)) call.handed_out.emplace_back(one);
+    }
+    for (const Call::Write& one : call.written)
+      if (!one.target->used) core_.recipes.make_constant(one.target, pins::NOT_REPLAYABLE);
+    if (!call.special().kept.empty())
+      checked(PyObject_CallMethod(slow_path_.get(), "has_kept_tensors", "O", call.info.operator_.get()));
+  }
+  // Finds out whether a kernel has drawn random numbers.
+  void look_back(FastCall& call) {
+    if (!call.rng) return;
+    if (checked(PyObject_CallMethod(python_.get(), "has_drawn", "(O)", call.rng.get())).get() == Py_True) {
+      call.special().drawn = call.turn.shared();
+      return;
+    }
+    call.rng = Ref();
+    if (call.maker) recipe_of(enclosing(call.maker.get()))->rng = Ref();
+  }
+
+  // Runs a kernel again that a GPU had no memory for. Python evicts before each attempt, and raises the budget error in the end.
+  void run_again(FastCall& call, std::optional<Measuring::Call>& measured, int64_t& ended) {
+    auto attempt = [&] {
+      call.arrival.restore();
+      measured.reset();
+      measured.emplace(measuring_, *call.signature, /*retried=*/true);
+      if (device_.is_modelled()) return run_on_model(call);
+      if (call.info.foreign) return run_foreign(call, ended);
+      WithoutGil released;
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { call.arrival.run(); });
+      ended = now_ns();
+    };
+    Ref run = callable(attempt);
+    checked(PyObject_CallMethod(python_.get(), "run_again", "OOOLO", run.get(), call.info.operator_.get(),
+                                call.rng ? call.rng.get() : Py_None, static_cast<long long>(call.signature->output_bytes),
+                                call.signature->calls > 0 ? Py_True : Py_False));
+  }
+
+  Ref python_, slow_path_;
   const Device& device_;
+  TensorVersions& versions_;
   Core& core_;
   FirstCalls& first_calls_;
   Measuring& measuring_;
+  FastPath& path_;
+  const Lock& lock_;
 };
 
 }  // namespace dtrrun

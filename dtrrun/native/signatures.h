@@ -27,7 +27,7 @@ class Key {
     for (int64_t stride : strides) *next++ = static_cast<uint64_t>(stride);
     *next = with_offset ? static_cast<uint64_t>(impl->storage_offset()) : 0;
   }
-  // Returns false if calls with this argument cannot be told apart here.
+  // Returns false if it has not added anything that tells calls with this argument apart.
   bool add(const IValue& value) {
     if (value.isNone()) {
       add(NONE);
@@ -69,6 +69,8 @@ class Key {
     }
     return true;
   }
+  // Adds a value that is not part of a signature.
+  void add_other() { add(OTHER); }
   // Adds a number that affects the size of a result.
   void add_size(double number) {
     uint64_t bits;
@@ -91,7 +93,7 @@ class Key {
   size_t size() const { return size_; }
 
  private:
-  enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, GENERATOR, TENSOR, TENSORS };
+  enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, GENERATOR, TENSOR, TENSORS, OTHER };
   uint64_t* room_for(size_t more) {
     if (size_ + more > words_.size()) words_.resize(2 * (size_ + more));
     return words_.data() + std::exchange(size_, size_ + more);

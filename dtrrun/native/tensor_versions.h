@@ -21,16 +21,22 @@ class TensorVersions {
   PyObject* ledger_object() const { return object_.get(); }
   int64_t rounded(int64_t nbytes) const { return dtrrun::rounded(nbytes, mask_); }
 
-  // Returns the version of a tensor's storage, or null.
+  // Returns the version of a tensor's storage, or null. Also returns null for a storage that cannot be watched.
   Version* of(const at::Tensor& tensor) const {
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (!impl->has_storage()) return nullptr;
     return at(impl->unsafe_storage().unsafeGetStorageImpl());
   }
-  // Also returns null if the storage cannot be watched: everything that concerns it must be handled in Python.
   Version* at(const c10::StorageImpl* storage) const {
     Version* found = ledger.versions.find(reinterpret_cast<int64_t>(storage));
     return found == nullptr || as_stored(found)->storage == nullptr ? nullptr : found;
+  }
+
+  // Returns the version of any tensor's storage, or null.
+  Version* find(const at::Tensor& tensor) const {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (!impl->has_storage()) return nullptr;
+    return ledger.versions.find(reinterpret_cast<int64_t>(impl->unsafe_storage().unsafeGetStorageImpl()));
   }
 
   // Returns true if the program still has the version's storage (`Version.has_storage`), which must be watchable.

@@ -1,16 +1,18 @@
-// Turns at the ledger, if several threads use the session: the thread whose turn it is holds the slow path's lock.
+// Turns at the ledger, if several threads use the session: the thread whose turn it is holds the lock.
 //
 // Code of the program never runs in a turn: it may wait for another thread of the program, which may wait for its turn.
 // `runtime/dispatch/turns.py` says where code of the program is called, and how its thread gives up its turn meanwhile.
 #pragma once
 
+#include <chrono>
 #include <exception>
+#include <thread>
 
 #include "python.h"
 
 namespace dtrrun {
 
-// The lock of the slow path (`TurnLock`), which is reentrant. Waiting for it releases the GIL.
+// The lock of a session (`TurnLock`), which is reentrant. Waiting for it releases the GIL.
 class Lock {
  public:
   explicit Lock(PyObject* slow_path)
@@ -60,7 +62,7 @@ class Turn {
   // Called in a turn that has not waited for others, once there are any.
   void begin_sharing() {
     if (shared_) return;
-    waited_ns += lock_.acquire();
+    resume();
     shared_ = true;
   }
 
@@ -87,6 +89,40 @@ class Turn {
   const Lock& lock_;
   bool shared_;
   std::exception_ptr interrupt_;
+};
+
+// The fast path of a session, which a thread leaves while code of the program runs in the middle of an operator.
+class FastPath {
+ public:
+  // Returns whether the thread was there without a lock.
+  virtual bool leave() = 0;
+  // Returns false if it must be called again, as another thread is about to share the fast path.
+  virtual bool rejoin() = 0;
+
+  // A moment in which other threads have their turns.
+  class Away {
+   public:
+    Away(FastPath& path, Turn& turn) : path_(path), turn_(turn), paused_(turn.shared()), alone_(path.leave()) {
+      if (paused_) turn_.pause();
+    }
+    // Waits for the thread's turn.
+    ~Away() {
+      if (paused_) turn_.resume();
+      while (alone_ && !path_.rejoin()) {
+        WithoutGil released;
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    }
+    Away(const Away&) = delete;
+
+   private:
+    FastPath& path_;
+    Turn& turn_;
+    const bool paused_, alone_;
+  };
+
+ protected:
+  ~FastPath() = default;
 };
 
 }  // namespace dtrrun

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import Operation
 from dtrrun.monitor.gpus import NEITHER, Gpus, build_of, gpus
 from dtrrun.monitor.gpus import choose as choose_by_name
 from dtrrun.runtime import storage
@@ -67,10 +66,6 @@ class Cpu:
     def below(self) -> AbstractContextManager[None]:
         """The context in which recorded operators are replayed."""
         return below()
-
-    def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
-        """Run a recorded operator."""
-        return run()
 
     def run_again(self, run: Callable[[], None], nbytes: int) -> None:
         """Call a function that allocates so many bytes, and has found no memory for them."""

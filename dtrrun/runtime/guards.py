@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dtrrun.extensions.build import KEY
-from dtrrun.runtime.operators import AUTOCAST
 
 _C: Any = torch._C
 _height = _C._len_torch_dispatch_stack
@@ -177,40 +176,6 @@ class below:
         if self._inference is not None:
             self._inference.__exit__(None, None, None)
         self._modes = None
-
-
-Autocast = tuple[tuple[str, torch.dtype], ...]
-"""The device types for which autocast is on, each with the dtype that it casts to."""
-
-
-def program_autocast(native: Any) -> Autocast:
-    """Return the autocast state for operators called by the current operator's kernel.
-
-    native: the extension, which intercepted the operator, and knows whether autocast is off inside it.
-    """
-    return tuple(
-        [
-            (device_type, torch.get_autocast_dtype(device_type))
-            for device_type, key in AUTOCAST.items()
-            if not native.was_excluded(key)
-        ]
-    )
-
-
-@contextmanager
-def autocasting(autocast: Autocast) -> Iterator[None]:
-    """Context for a replay: autocast casts the operators that its kernel calls."""
-    dtypes = [(device_type, torch.get_autocast_dtype(device_type)) for device_type, _ in autocast]
-    keys = _keys(*[AUTOCAST[device_type] for device_type, _ in autocast])
-    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-    try:
-        for device_type, dtype in autocast:
-            torch.set_autocast_dtype(device_type, dtype)
-        with _C._ForceDispatchKeyGuard(included, excluded - keys):
-            yield
-    finally:
-        for device_type, dtype in dtypes:
-            torch.set_autocast_dtype(device_type, dtype)
 
 
 @contextmanager

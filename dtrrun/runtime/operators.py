@@ -130,9 +130,6 @@ _COMPARES_TENSORS = {"aten::_native_multi_head_attention"}
 # Outputs (by position) that a composite reads in the backward pass before any operator does.
 _READ_UNSEEN = {"aten::_pack_padded_sequence": 1}
 
-AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-"""By device type: the dispatch key under which autocast casts an operator; excluded inside the operator."""
-
 # Kernels that call other operators, which autocast may cast: they need the program's autocast state. Foreign
 # kernels may call anything, and need it too.
 _CALLS_OTHERS = {
@@ -197,7 +194,7 @@ class Operator:
 
     `mutates`: positions (int) and names (str) of the arguments that it writes to. `grows`: whether it may
     enlarge the storages of these. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
-    `generator`: position and name of the generator argument. `makes_tensors`: some result is a tensor that is
+    `makes_tensors`: some result is a tensor that is
     not an argument. `only_views`: its results are views; a composite view (`reshape`) may copy. `simple`:
     suitable for the fast path.
     """
@@ -214,7 +211,6 @@ class Operator:
         "foreach",
         "foreign",
         "general",
-        "generator",
         "grows",
         "higher_order",
         "keeps_state",
@@ -313,14 +309,6 @@ class Operator:
         self.general = not reads_backends(namespace, name.partition("::")[2])
         self.random = torch.Tag.nondeterministic_seeded in tags
         self.calls_others = self.foreign or name in _CALLS_OTHERS
-        self.generator = next(
-            (
-                (position, argument.name)
-                for position, argument in enumerate(schema.arguments)
-                if "Generator" in str(argument.type)
-            ),
-            None,
-        )
         self.dynamic = torch.Tag.dynamic_output_shape in tags
         self.collective = namespace in _COLLECTIVE_NAMESPACES
         self.replayable = not (
@@ -378,16 +366,6 @@ class Operator:
     def __repr__(self) -> str:
         """Return an identifier that is the same in every process: signature keys contain it."""
         return self.described
-
-    def generators_of(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Generator]:
-        """Return the generators that a call receives."""
-        if self.foreign:
-            return [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
-        if not self.random or self.generator is None:
-            return []
-        position, name = self.generator
-        given = kwargs.get(name, args[position] if position < len(args) else None)
-        return [] if given is None else [given]
 
 
 @cache

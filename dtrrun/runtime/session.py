@@ -125,7 +125,7 @@ class Session:
         self._native = native.load(settings)
         storage.use_extension(self._native)
         self._heap = self._make_heap()
-        executor = Executor(self._native, self.device.memory, self.device, self._between_replays)
+        executor = Executor(self.device.memory, self.device, self._between_replays)
         self.dtr = DTR(
             native.policy(self._native, settings),
             graph_of(self._native),
@@ -169,7 +169,6 @@ class Session:
             too_small=self._too_small,
             native=self._native,
         )
-        executor.given_up = self.slow_path.turns.given_up
         self.device.connect(self.dtr, self.slow_path, self.warn, self.alert)
         self._callers = optional.callers(settings, self.slow_path, self._native)
         self.interposer = self.device.make_interposer(
@@ -371,18 +370,13 @@ class Session:
         if self.left and not self.ledger.evicted_bytes and not tracebacks.is_beneath_us():
             self.stop()
 
-    def _stop(self, restore: Callable[[], list[Version]], *, alone: bool = False) -> None:
-        """restore: brings evicted storages back, and returns those that it could not.
-
-        alone: there is no other thread. Otherwise, operators are intercepted until everything is back.
-        """
+    def _stop(self, restore: Callable[[], list[Version]]) -> None:
+        """restore: brings evicted storages back, and returns those that it could not."""
         if not self.running:
             return
         self.running = False
         self._say_by_how_much()
         fork.unwatch()
-        if alone:
-            self.interposer.end()
         try:
             try:
                 with self._lock:
@@ -391,8 +385,7 @@ class Session:
                     self._lift_budget()
                 lost = restore() if self.device.usable() else None
             finally:
-                if not alone:
-                    self.interposer.end()
+                self.interposer.end()
             with self._lock:
                 self._settle_fingerprints()
                 self.dtr.recipes.end()
@@ -817,7 +810,7 @@ class Session:
         enabled = gc.isenabled()
         gc.disable()  # a collection writes to every object, so the system would copy all their pages
         try:
-            self._stop(self._restore_in_child, alone=True)
+            self._stop(self._restore_in_child)
         finally:
             if enabled:
                 gc.enable()

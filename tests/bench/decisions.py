@@ -1,8 +1,8 @@
-"""Whether the fast path evicts and recomputes what the slow path would, in each example.
+"""Whether what is evicted and recomputed depends on the way that operators take, in each example.
 
 `python -m tests.bench.decisions [EXAMPLE…] [--steps N] [ARGS…]`, from the project's folder. Each example runs
-inside shares of its peak in two ways, which must decide alike: natively, and with all operators on the slow
-path. Costs are those of `--cost model`, since measured ones differ from run to run.
+inside shares of its peak in two ways, which must decide alike: as usual, and with all operators on the
+longest way. Costs are those of `--cost model`, since measured ones differ from run to run.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from tests.bench.runs import (
 from tests.bench.section import row
 
 SHARES = (70, 50, 40)
-IN_PYTHON = Path(__file__).with_name("in_python.py")
+CAREFULLY = Path(__file__).with_name("carefully.py")
 
 WAYS = {
     "native": [],
-    "python": [str(IN_PYTHON)],
+    "careful": [str(CAREFULLY)],
 }
 """For each way, the words before the script."""
 
@@ -88,7 +88,7 @@ def main() -> int:
     args, more = parser.parse_known_args()  # the others are for the examples
     if unknown := set(args.examples) - set(TINY):
         parser.error(f"no example is called {', '.join(sorted(unknown))}")
-    headers = ["Example", "Share", "Evictions", "Rematerializations", "Peak", "All in Python"]
+    headers = ["Example", "Share", "Evictions", "Rematerializations", "Peak", "With care"]
     print(row(headers), row(["---"] * len(headers)), sep="\n", flush=True)
     wrong = 0
     for example in args.examples or TINY:
@@ -96,10 +96,10 @@ def main() -> int:
         expected = plain(example, *arguments)
         peak = run("native", None, example, *arguments).report["peak_bytes"]
         for percent in SHARES:
-            native, python = (run(way, share(percent, peak), example, *arguments) for way in WAYS)
-            in_python, alike, same = compared(native, python)
+            native, careful = (run(way, share(percent, peak), example, *arguments) for way in WAYS)
+            with_care, alike, same = compared(native, careful)
             right = native.infeasible or not difference(expected, native)
-            cells = [example, f"{percent} %", *shown(native), in_python]
+            cells = [example, f"{percent} %", *shown(native), with_care]
             print(row(cells), "" if right else "other bits than a plain run", flush=True)
             wrong += not (alike and same and right)
     print(f"\n{wrong} differ that should not")

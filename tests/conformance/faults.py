@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrrun.runtime import storage as memory
-from dtrrun.runtime.execute import Executor
-from tests.python_replays import use_python_replays
+from tests.kernels import use_replays
 
 
 class Attempt:
@@ -64,33 +63,23 @@ class Injector(TorchDispatchMode):
 @contextmanager
 def failing_replays(at: int, error: type[BaseException], *, after: bool = False) -> Iterator[list[str]]:
     """Raise once, in the `at`-th operator replayed in an attempt; yield the names of those that ran."""
-    execute = Executor.execute
     ran: list[str] = []
     count = itertools.count()
 
-    def counted(executor: Executor, operation: Any, *given: Any) -> Any:
-        recorded = operation.recorded
-        kernel, *others = recorded
-
-        def failing(*args: Any, **kwargs: Any) -> Any:
-            if not Attempt.under_way:
-                return kernel(*args, **kwargs)
-            ran.append(operation.signature.operator.name)
-            if next(count) != at:
-                return kernel(*args, **kwargs)
-            if after:
-                kernel(*args, **kwargs)
-            raise error(INJECTED)
-
-        operation.recorded = failing, *others
-        try:
-            return execute(executor, operation, *given)
-        finally:
-            operation.recorded = recorded
+    def replay(name: str, compute: Callable[[], Any]) -> None:
+        if not Attempt.under_way:
+            compute()
+            return
+        ran.append(name)
+        if next(count) != at:
+            compute()
+            return
+        if after:
+            compute()
+        raise error(INJECTED)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Executor, "execute", counted)
-        use_python_replays(patch)
+        use_replays(patch, replay)
         yield ran
 
 

@@ -10,9 +10,8 @@ from programs import assert_same, batch, mlp, outcome, plain
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.execute import Executor
+from tests.kernels import use_replays
 from tests.paths import budget
-from tests.python_replays import use_python_replays
 
 
 class Fault(Exception):
@@ -155,7 +154,7 @@ def test_custom_functions_that_raise(where):
 
 def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypatch):
     """They run unseen there, so what they read must be in memory: here it is pinned."""
-    execute, waiting, spent = Executor.execute, [], []
+    waiting, spent = [], []
 
     class Finalized:
         def __init__(self, tensor):
@@ -165,11 +164,11 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
             with torch.no_grad():
                 spent.append(float((self.tensor.sin() * 2).sum()))
 
-    def collecting(*given):
+    def collecting(_name, compute):
         if waiting:
             Finalized(waiting.pop())
             gc.collect()
-        return execute(*given)
+        compute()
 
     def program(finalize=lambda one: None):
         x = torch.randn(64, 32)
@@ -183,8 +182,7 @@ def test_finalizers_that_use_torch_in_the_middle_of_a_rematerialization(monkeypa
         session.pin(one)
         waiting.append(one)
 
-    monkeypatch.setattr(Executor, "execute", collecting)
-    use_python_replays(monkeypatch)
+    use_replays(monkeypatch, collecting)
     gc.collect()
     gc.freeze()
     try:

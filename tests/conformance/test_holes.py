@@ -6,7 +6,6 @@ from torch import nn
 
 import dtrrun
 from tests.bench import holes
-from tests.python_replays import use_python_replays
 
 COUNTS = ("evictions", "rematerializations", "peak_bytes")
 MB = 10**6
@@ -41,9 +40,6 @@ def test_a_larger_budget_runs_where_a_smaller_one_does(monkeypatch):
         result, counts = inside(int(budget * MB))
         assert result == expected, budget
         assert counts["frugal_runs"] > 0, budget
-        with monkeypatch.context() as patch:
-            use_python_replays(patch)
-            assert inside(int(budget * MB)) == (expected, counts), budget
 
 
 def test_nothing_is_tried_in_another_way_while_the_usual_one_suffices():

@@ -298,21 +298,6 @@ def multiply(x):
         x[:size] * 2
 
 
-def test_python_knows_what_is_known_natively():
-    with dtrrun.budget("1GB", cost="model") as session:
-        x = torch.ones(8)
-        multiply(x)
-        signatures = session.slow_path.signatures
-        made = len(signatures.made)
-        assert made > len(signatures.by_key)
-        session.slow_path.reasons.add("this test")
-        multiply(x)
-        assert {one.operator.name for one in signatures.made[made:]} == {"aten.slice"}
-        multiplied = [one for one in signatures.by_key.values() if one.operator.name == "aten.mul"]
-        assert len(multiplied) == 5
-        assert {id(one) for one in multiplied} <= {id(one) for one in signatures.made[:made]}
-
-
 def test_what_is_known_natively_is_forgotten_with_the_rest():
     with dtrrun.budget("1GB", cost="model") as session:
         x = torch.ones(8)

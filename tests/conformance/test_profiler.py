@@ -2,13 +2,11 @@
 
 from collections import Counter
 
-import pytest
 import torch
 from programs import assert_same, bits, chain
 from torch.profiler import ProfilerActivity, profile
 
 from tests.paths import budget
-from tests.python_replays import use_python_replays
 
 RANGE = "dtrrun: rematerialization"
 
@@ -28,11 +26,8 @@ def profiled():
     return [kept, x.grad], own, {one.key: one.count for one in profiler.key_averages()}
 
 
-@pytest.mark.parametrize("python", [False, True])
-def test_what_runs_again_is_marked(python, monkeypatch):
+def test_what_runs_again_is_marked():
     expected, own, counts = profiled()
-    if python:
-        use_python_replays(monkeypatch)
     with budget(100_000, slow=False) as session:
         found, own_inside, counts_inside = profiled()
         assert session.report()["rematerializations"] > 0

@@ -8,8 +8,7 @@ from faults import check_accounts
 from programs import assert_same, batch, in_memory, plain, run_inside, train
 
 import dtrrun
-from dtrrun.runtime.execute import Executor
-from tests.python_replays import use_python_replays
+from tests.kernels import use_replays
 
 MIB = 1 << 20
 
@@ -349,19 +348,17 @@ def test_the_fast_path_keeps_to_the_budget():
 def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
     """This happens when another thread drops it."""
     x = tensor()
-    use_python_replays(monkeypatch)
+
+    def dies(_name, compute):
+        kept.clear()
+        compute()
+
+    use_replays(monkeypatch, dies)
     with dtrrun.budget(None) as session:
         kept = [x.sin()]
         result = kept[0].exp()
         version = session.slow_path.version_of(kept[0])
         assert session.dtr.eviction.evict_if_possible(version)
-        execute = Executor.execute
-
-        def dies(*args):
-            kept.clear()
-            return execute(*args)
-
-        monkeypatch.setattr(Executor, "execute", dies)
         version.locks += 1
         session.dtr.rematerializer.materialize([version])
         version.locks -= 1
@@ -388,3 +385,28 @@ def test_what_a_cycle_alone_holds_may_go_while_room_is_made_for_its_reader(recor
         assert torch.equal(y.sum(), expected)
         assert session.report()["rematerializations"] >= 1
         check_accounts(session)
+
+
+def test_the_memory_of_one_dependent_lives_as_long_as_the_recipe_of_another():
+    """The rescue reaches `result` before `middle`, whose memory only the recipe of `result` keeps alive."""
+    with dtrrun.budget("1GB", cost="model") as session:
+        session.ledger.begin_pressure()
+        dtr, version_of = session.dtr, session.slow_path.version_of
+        weight = torch.ones(1024)
+        first, second = weight.sin(), weight.cos()
+        middle = first.tan()
+        result = middle + second
+        evicted = middle.exp()
+        for dear in (middle, evicted):
+            version_of(dear).cost = 10**9
+        for one in (evicted, result):
+            assert dtr.eviction.evict_if_possible(version_of(one))
+        assert len(version_of(result).operation.kept_inputs) == 1
+        del first, second, middle
+        dtr.ledger.collect_dead()
+        # Restored by other means than its own rematerialization, which would release what was kept for it.
+        dtr.ledger.restored(version_of(result))
+        dtr.mutation.rescue_dependents(version_of(weight))
+        assert version_of(result).operation is None
+        dtr.rematerializer.materialize((version_of(evicted),), locked=False)
+        assert torch.equal(evicted, weight.sin().tan().exp())

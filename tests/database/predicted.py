@@ -80,7 +80,6 @@ class Prediction(NamedTuple):
 def watched(found: list[Prediction], case: str) -> Iterator[None]:
     """Watch every operator inside, and add predictions to `found`."""
     with dtrrun.budget(AMPLE, device="cpu") as session:
-        session.slow_path.reasons.add("test")
         session.ledger.observers.append(Watch(session.ledger, found, case))
         yield
 

@@ -1,4 +1,4 @@
-"""The interposer on a GPU: the decisions of the slow path, in whichever thread an operator arrives."""
+"""The interposer on a GPU: the same decisions with care, in whichever thread an operator arrives."""
 
 import gc
 import random
@@ -17,26 +17,24 @@ from dtrrun.runtime.cuda.interposer import CudaInterposer
 pytestmark = pytest.mark.usefixtures("gpu")
 
 
-def inside(make, budget, *, in_python=False):
+def inside(make, budget, *, careful=False):
     gc.collect()
     forget()
     with dtrrun.budget(budget, device=DEVICE, cost="model") as session:
-        if in_python:
+        if careful:
             session.slow_path.reasons.add("a test")
         trained = train(make)
         report = session.report()
-        assert (
-            in_python or not session.slow_path.reasons.any
-        )  # autograd's thread does not count as the program's
+        assert careful or not session.slow_path.shared  # autograd's thread does not count as the program's
     return trained, [report[name] for name in ("evictions", "rematerializations", "peak_bytes")]
 
 
 @pytest.mark.parametrize("make", [convnet, mlp, transformer])
-def test_decisions_are_those_of_the_slow_path(make):
+def test_decisions_do_not_depend_on_care(make):
     overhead = beside()
     plain, (*_, peak) = inside(make, None)
     budget = overhead + 96 * MIB + int(0.7 * peak)
-    decided = inside(make, budget, in_python=True)[1]
+    decided = inside(make, budget, careful=True)[1]
     trained, found = inside(make, budget)
     assert same(plain, trained)
     assert found[0] > 0
@@ -59,7 +57,7 @@ def test_steps_stay_out_of_python():
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {}
 
 
-def test_what_the_fast_path_has_no_memory_for_runs_again():
+def test_what_has_found_no_memory_runs_again():
     """A random operator does so too, and then draws the same numbers."""
     x = torch.ones(16 * MIB // 4, device=DEVICE)
     torch.manual_seed(3)
@@ -80,31 +78,29 @@ def test_what_the_fast_path_has_no_memory_for_runs_again():
         assert all(equal)
 
 
-def test_another_thread_of_the_programs_ends_the_fast_path():
+def test_another_thread_of_the_programs_takes_turns():
     with dtrrun.budget(None, device=DEVICE) as session:
         x = torch.ones(64, 64, device=DEVICE)
         host = threading.Thread(target=lambda: torch.ones(8) + 1)
         host.start()
         host.join()
-        assert not session.slow_path.reasons.any
+        assert not session.slow_path.shared
         other = threading.Thread(target=lambda: x + 1)
         other.start()
         other.join()
-        assert session.slow_path.reasons.all == {"threads"}
+        assert session.slow_path.shared
+        assert not session.slow_path.reasons.any
 
 
-def test_a_side_stream_is_pythons():
+def test_what_a_side_stream_makes_stays():
     with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         x = torch.ones(64, 64, device=DEVICE)
         x + 1
-        x + 1
-        before = session._native.python_calls().get("aten.add", 0)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             y = x + 1
         torch.cuda.current_stream().wait_stream(side)
-        assert session._native.python_calls()["aten.add"] == before + 1
         assert session.slow_path.version_of(y).pin == "side stream"
 
 
@@ -152,7 +148,7 @@ def test_operators_of_two_threads_at_once(hasty):
     with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
         (weight * 1).sum().backward()
-        assert not session.slow_path.reasons.any
+        assert not session.slow_path.shared
         for _ in range(60):
             y = chain(weight * 1, 60, draw)
             other = threading.Thread(target=y.backward, args=(torch.ones_like(y),))
@@ -163,8 +159,7 @@ def test_operators_of_two_threads_at_once(hasty):
             made += [one.operation for one in session.ledger.versions.values() if one.operation is not None]
             del kept  # their recipes are among these
         for operation in made:
-            func, *_ = operation.recorded
-            assert operation.signature.operator.described == repr(func)
+            assert operation.signature.operator.described == repr(operation.recorded)
 
 
 def test_first_calls_are_measured_by_statistics_where_the_allocator_does_not_tell_of_blocks(monkeypatch):

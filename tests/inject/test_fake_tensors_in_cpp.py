@@ -53,7 +53,7 @@ with dtrrun.budget("0.8MB") as session:
     report = session.report()
 assert fake_mode.count() == 4 * 5, fake_mode.count()
 assert report["evictions"] > 0
-assert report["native"]["operators"] > report["native"]["in_python"] > 0
+assert report["native"]["operators"] > report["native"]["in_python"]
 print(report["warnings"])
 """
 )

@@ -156,7 +156,7 @@ def test_no_compiler_is_needed(clean, plain, program, tmp_path):
         report = json.loads((tmp_path / "run.json").read_text())
         budget = ["--budget", f"{report['peak_bytes'] * 6 // 10}B"]
     assert report["rematerializations"] > 0
-    assert 0 < report["native"]["in_python"] < report["native"]["operators"] / 2
+    assert report["native"]["in_python"] < report["native"]["operators"] / 2
     kept = [path.name for path in (tmp_path / "cache" / "dtrrun" / "native").rglob("*") if path.is_file()]
     assert sorted(name.split("-")[0] for name in kept) == ["trial", "trial.lock"]
     doctor = plain(str(clean / "dtrrun"), "doctor", "--device", "cpu", "--json", "doctor.json", env=alone)

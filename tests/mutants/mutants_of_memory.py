@@ -21,12 +21,6 @@ def all_but(owner: Any, name: str) -> around:
     return around(wrap)
 
 
-@around
-def one_result(execute: Any, *args: Any) -> Any:
-    results, *others = execute(*args)
-    return results[:1] * len(results), *others
-
-
 def by_tensor() -> around:
     """Whatever storage a tensor gets, it is looked up by its first one."""
     seen: dict[int, Any] = {}
@@ -71,11 +65,6 @@ row(
     "storages that are not ours",
     ("foreign memory is taken for ours", "runtime.storage:is_ours", yes,
      "hazards_escapes::memory_that_is_not_ours faults_numpy::arrays_under_tensors_change_between_operators"),
-)
-row(
-    "several outputs",
-    ("every output is the first one", "runtime.execute:Executor.execute", one_result,
-     "hazards_values::several_outputs_of_which_some_are_dropped"),
 )
 row(
     "other layouts and subclasses",

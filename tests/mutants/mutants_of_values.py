@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any
 
-from mutant import around, nothing, row, yes
-
-
-@around
-def found_nowhere(new_storages: Any, result: Any, operator: Any, ledger: Any) -> Any:
-    """Every storage is new."""
-    empty = SimpleNamespace(versions={}, key_of=ledger.key_of, device_type=ledger.device_type)
-    return new_storages(result, operator, empty)
-
+from mutant import around, nothing, row
 
 # What is switched off, and how; below it, who must notice. A table, whose lines no formatter shall break.
 # fmt: off
 
-row(
-    "in-place operators",
-    ("a replayed mutation writes into the old version",
-     "runtime.execute:Executor._copy", lambda self, storage: storage,
-     "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
-)
 row(
     "mutated constants",
     ("a constant that is about to change is not copied but shared",
@@ -44,16 +28,9 @@ row(
     "schemas that lie",
     ("batch norm is believed", "runtime.operators:_STATISTICS", {},
      "hazards_functions::running_statistics_are_updated_once"),
-    ("a replay updates the running statistics again",
-     "runtime.dispatch.call:TensorCall.find_statistics", nothing,
-     "hazards_functions::running_statistics_are_updated_once"),
 )
 row(
     "randomness",
-    ("generators are found by name alone",
-     "runtime.operators:Operator.generators_of",
-     around(lambda generators_of, self, args, kwargs: generators_of(self, (), kwargs)),
-     "hazards_draws::a_generator_that_is_given"),
     ("what is not PyTorch's draws nothing unless it says so",
      "runtime.operators:OWN_NAMESPACES", ("aten", "dtrrun_test_draws_cpu"),
      "hazards_draws::an_operator_that_is_not_pytorchs"),
@@ -62,7 +39,7 @@ row(
     ("a shared state is not moved on",
      "runtime.rng:Position.whole", around(lambda whole, self: whole(type(self)(self.start, 0, self.rest))),
      "hazards_draws::draws_that_share_a_state_come_back"),
-    ("a replay draws anew", "runtime.execute:replaying", nullcontext,
+    ("a replay draws anew", "runtime.dispatch.interposer:Interposer.replaying", lambda _: nullcontext(),
      "hazards_values::random_operators_and_their_generators"),
     ("a replay moves the program's generator",
      "runtime.rng:replaying._give",
@@ -75,13 +52,4 @@ row(
      "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten"),
     ("an overwrite makes nothing replayable", "runtime.operators:_OVERWRITES", (),
      "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten"),
-    ("a part is taken for the whole", "runtime.dispatch.call:covers", yes,
-     "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten "
-     "hazards_mutation::mutation_through_views "
-     "hazards_mutation::out_arguments"),
-)
-row(
-    "views by identity",
-    ("the slow path takes every result for new memory", "runtime.dispatch.slow_path:new_storages",
-     found_nowhere, "hazards_constants::storages_that_grow_and_shrink_are_counted"),
 )

@@ -26,7 +26,7 @@ native(
      "if («!found_garbage(began)») refuse", "true",
      "garbage::memory_that_is_refused_while_inputs_are_brought_back_is_garbage_s"),
     ("nobody waits for others' room",
-     "if («call.reserves && ledger_.any_reserved()») return std::nullopt;", "false",
+     "if («call.reserves && others_end()») return std::nullopt;", "false",
      "hazards_room::who_finds_no_room_waits_for_the_others"),
     ("addresses on the stack of a library are never looked for",
      "if («core_.operators.is_ready(call)») {", "true", ""),
@@ -106,9 +106,6 @@ native(
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("gradients may be evicted", "«core_.recipes.make_constant(found, pins::GRADIENT);»", "",
      "hazards_gradients::gradients_stay_in_memory"),
-    ("the session's reasons are not looked at",
-     "if (device.is_cpu()) return «!any_reason_.is_true(reasons_.get())» && (shared_ || is_home());", "true",
-     "native_first_calls::python_knows_what_is_known_natively"),
     ("nothing of what is evicted makes a view wait",
      "if (found == nullptr || !(«found->resident» || info.untouching)) return false; found->last_access",
      "true",
@@ -157,25 +154,28 @@ native(
      "call.holes[place] == VALUE || call.holes[place] == STATISTICS",
      "hazards_constants::a_replay_of_the_fast_path_updates_no_statistics"),
     ("the state of generators is not captured",
-     "if («info.random && (call.recordable || !device_.is_cpu())») {", "false",
+     "bool draws = «(info.random || info.foreign)» && !is_captured", "false",
      "hazards_values::random_operators_and_their_generators"),
     ("what a given generator draws counts as drawn from the default one",
-     "Ref generator = «generator_of(call)»;", "Ref::copy(Py_None)",
+     "if («call.argument(place).isGenerator()» &&", "false",
      "interposer::draws_from_a_generator_stay_out_of_python"),
-    ("the fast path takes every result for new memory",
+)
+native(
+    "views by identity", "record.h",
+    ("every result is taken for new memory",
      "bool is_known = «versions_.at(as_impl(storage)) != nullptr» ||", "false", ""),
 )
 native(
     "threads", "interposer.h",
     ("who has waited does not look again",
-     "if («turn.shared() && any_reason_.is_true(reasons_.get())») return false; // which came while it waited"
-     " bool done",
-     "false", "hazards_threads::who_has_waited_for_a_turn_looks_again_whether_it_may_be_native"),
+     "bool careful = «is_careful()»; if (careful && have_changed(call)) return false;", "false",
+     "hazards_threads::who_has_waited_for_a_turn_looks_again_whether_care_is_needed "
+     "program_code::what_a_replay_reads_is_not_written_to_meanwhile"),
     ("every thread takes the fast path from its first operator",
-     "&& («shared_ || is_home()»); if (!(device", "true",
+     "if («shared_ || is_home()») return; thread_local", "true",
      "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken"),
     ("nobody sees that a thread is on the fast path",
-     "if («!interposer.shared_») interposer.inside_ = PyThread_get_thread_ident();", "false", ""),
+     "if («is_alone_») interposer.inside_ = PyThread_get_thread_ident();", "false", ""),
     ("who returns to the fast path takes no lock", "if («others || shared_») {", "false",
      "program_code::a_replay_waits_for_a_thread_that_is_the_first_to_join"),
 )
@@ -192,7 +192,7 @@ native(
 native(
     "threads", "run_kernel.h",
     ("others read what is half written", "may_go_on_(call.turn.shared() && «call.written.empty()» &&", "true",
-     "hazards_threads::what_is_half_written_natively_is_not_read_either"),
+     "hazards_threads::what_is_half_written_is_not_read_by_a_replay_of_another_thread"),
     ("others draw while an operator does", "&& «!call.info.random»)", "true",
      "hazards_threads::nobody_else_has_a_turn_while_an_operator_draws"),
 )
@@ -275,6 +275,6 @@ native(
      "native_first_calls::what_is_known_of_first_calls[softmax-None]"),
     ("first calls are no guesses", "one->figures.guessed = «info.makes_tensors»;", "false", ""),
     ("no formula learns from a first call",
-     "if (!nbytes) «lesson = formulas_.lesson_of(info, values, count);»", "",
+     "if (!nbytes && is_usual) «lesson = formulas_.lesson_of(info, call.values, call.count);»", "",
      "unit/formulas::what_teaches_nothing"),
 )

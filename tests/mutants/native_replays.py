@@ -126,15 +126,21 @@ native(
      "rematerialization::what_a_replay_makes_in_vain_is_part_of_the_peak"),
 )
 native(
-    "replays", "replays.h",
+    "in-place operators", "replays.h",
     ("a replayed mutation writes into the old version",
      "targets[place] = «copy_of(memory_of(run, place))»;", "memory_of(run, place)",
      "hazards_mutation::chain_of_mutations_whose_old_versions_are_needed"),
+)
+native(
+    "several outputs", "replays.h",
     ("every output is the first one", "results[«where»].storage()", "0",
      "hazards_values::several_outputs_of_which_some_are_dropped"),
+)
+native(
+    "replays", "replays.h",
     ("random operators draw anew",
-     'if (recipe.rng) «context_ = checked(PyObject_CallMethod(python, "replaying", "(O)", '
-     'recipe.rng.get()));»', "",
+     'Entered drawing(«recipe.rng ? checked(PyObject_CallMethod(python_.get(), "replaying", "(O)", '
+     'recipe.rng.get())) : Ref()»);', "Ref()",
      "hazards_values::random_operators_and_their_generators"),
     ("replays do not see that a tensor is conjugate",
      "if («conjugate») tensor._set_conj(true);", "false",

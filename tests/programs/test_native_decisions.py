@@ -12,11 +12,11 @@ from hypothesis import given, note
 
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.observer import Observer
+from dtrrun.runtime.dispatch.slow_path import Reasons
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
 from tests.programs.running import Conditions, compare, plain, settle
-from tests.python_replays import use_python_replays
 
 COUNTS = (
     "evictions",
@@ -55,6 +55,16 @@ def decisions(report: dict[str, Any]) -> dict[str, Any]:
     return {name: report[name] for name in (*COUNTS, "decisions")}
 
 
+def careful(patch: pytest.MonkeyPatch) -> None:
+    begin = Reasons.__init__
+
+    def begin_carefully(reasons: Reasons) -> None:
+        begin(reasons)
+        reasons.add("a test")
+
+    patch.setattr(Reasons, "__init__", begin_carefully)
+
+
 def observed(patch: pytest.MonkeyPatch) -> None:
     begin = Ledger.__init__
 
@@ -80,7 +90,7 @@ def both(
         return native, decisions(compare(program, conditions, expected, least))
 
 
-@pytest.mark.parametrize(("otherwise", "part"), [(use_python_replays, 3), (observed, 6)])
+@pytest.mark.parametrize(("otherwise", "part"), [(careful, 3), (observed, 6)])
 def test_decisions_are_the_same(
     monkeypatch: pytest.MonkeyPatch, otherwise: Callable[[pytest.MonkeyPatch], None], part: int
 ) -> None:
@@ -115,10 +125,9 @@ def test_decisions_are_the_same(
 
 def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that no longer waits does not count as a reader of what it would have made."""
-    least = None
-    for share in (None, -0.4, -0.3, -0.2):
+    least = decisions(compare(GIVEN_UP, Conditions(share=None, slow=False)))["peak_bytes"]
+    for share in (-0.4, -0.3, -0.2):
         conditions = Conditions(share=share, slow=False)
-        native, python = both(monkeypatch, use_python_replays, GIVEN_UP, conditions, None, least)
-        assert native == python
+        native, other = both(monkeypatch, careful, GIVEN_UP, conditions, None, least)
+        assert native == other
         assert native["rematerializations"] > 0
-        least = native["peak_bytes"] if least is None else least

@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, note, settings
 
 from dtrrun.core.mutation import Mutation
 from dtrrun.runtime import rng
-from dtrrun.runtime.dispatch.call import TensorCall
-from dtrrun.runtime.execute import Executor
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import STEPS, Program, World
 from tests.programs.running import Conditions, compare, plain, settle
-from tests.python_replays import use_python_replays
 
 
 def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> None:
@@ -64,18 +60,12 @@ def check_that_it_bites(tally: Counter[str]) -> None:
 
 
 BREAKS: dict[str, tuple[object, str, object]] = {
-    "mutations of old versions": (
-        Executor,
-        "_copy",
-        lambda self, storage: torch.UntypedStorage(storage.nbytes(), device=storage.device).fill_(0),
-    ),
     "random state": (
         rng.replaying,
         "__enter__",
         lambda context: context.extend((one, one.get_state()) for one, _ in context._captured),
     ),
     "handed out": (Mutation, "written_outside", lambda self, version, why, escapes: None),
-    "sizes": (TensorCall, "resized", lambda self, hole, version: None),
 }
 """Parts of the Python runtime, and what replaces them. `tests/mutants` breaks those in C++."""
 
@@ -84,8 +74,6 @@ BREAKS: dict[str, tuple[object, str, object]] = {
 def test_what_is_broken_is_found(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, instead = BREAKS[part]
     monkeypatch.setattr(owner, name, instead, raising=owner is not Mutation)  # its methods are in C++
-    if owner is Executor:
-        use_python_replays(monkeypatch)
 
     @settings(
         max_examples=300,

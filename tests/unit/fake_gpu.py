@@ -1,8 +1,8 @@
 """A model of a GPU in plain Python, on which sessions with CPU tensors run as they would on a real one.
 
 `FakeGpu` replaces `dtrrun.runtime.cuda.gpu.Gpu`: memory, streams and the current device. Its memory
-is an `Allocator`, a model of PyTorch's. The session's slow path and replays run every operator through it, so
-that it can raise out-of-memory errors. There is no fast path, because C++ would call the CPU's kernels.
+is an `Allocator`, a model of PyTorch's. The session runs every kernel through it (`Interposer.model`), so
+that it can raise out-of-memory errors.
 
     with fake_session(monkeypatch, budget) as (session, gpu):
         ...  # any program on the CPU
@@ -16,7 +16,7 @@ PyTorch with CUDA.
 
 import itertools
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -29,12 +29,7 @@ from dtrrun.runtime.cuda.budget import MIB
 from dtrrun.runtime.cuda.fragmentation import Block
 from dtrrun.runtime.cuda.gpu import AllocatorStatistics
 from dtrrun.runtime.cuda.session import Cuda
-from dtrrun.runtime.dispatch.arguments import fill
-from dtrrun.runtime.dispatch.slow_path import SlowPath
-from dtrrun.runtime.execute import Executor
-from dtrrun.runtime.rng import replaying
 from dtrrun.runtime.session import Session
-from tests.python_replays import use_python_replays
 
 TOTAL = 1 << 40
 ENDLESS = 1 << 60  # bytes of address space after a pool's last part
@@ -304,7 +299,7 @@ class FakeGpu:
 
     # -- operators
 
-    def run(self, func, args, kwargs, compute):
+    def run(self, func, args, kwargs, compute, *, again):
         """Run an operator on the model. compute: a function without arguments that computes it."""
         name = func._schema.name
         self.ran.append(name)
@@ -449,7 +444,7 @@ class ModelledCuda(Cuda):
 
     def make_interposer(self, native, slow_path, *told):
         made = super().make_interposer(native, slow_path, *told)
-        made.place = torch.device("cpu")  # the extension must not use the device, which has no real streams
+        made.model, self.operators._tells = self.gpu, False
         return made
 
 
@@ -458,19 +453,7 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     """Start a session that runs its operators on a fake GPU; yield (session, gpu)."""
     gpu = gpu or FakeGpu()
 
-    def replay(_executor, operation, args, kwargs):
-        func, _, _, rng, *_ = operation.recorded
-        with replaying(rng) if rng else nullcontext():
-            return gpu.run(func, args, kwargs, lambda: func(*args, **kwargs))
-
-    proceed = SlowPath.call
     allocate = storage.allocate
-
-    def run(slow_path, call):
-        feed = iter(call.tensors)
-        args = [fill(arg, feed) for arg in call.template]
-        kwargs = {name: fill(arg, feed) for name, arg in call.kwargs.items()}
-        return gpu.run(call.func, args, kwargs, lambda: proceed(slow_path, call))
 
     def counted(nbytes, device):  # a replay copies what its operator writes into
         made = allocate(nbytes, device)
@@ -480,11 +463,7 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     monkeypatch.setattr(devices, "choose", lambda settings: ModelledCuda(gpu, settings, None))
     monkeypatch.setattr(Session, "_make_heap", lambda _: None)  # the model has its own allocator
     monkeypatch.setattr(storage, "allocate", counted)
-    monkeypatch.setattr(SlowPath, "call", run)
-    monkeypatch.setattr(Executor, "_call", replay)
-    use_python_replays(monkeypatch)
     with dtrrun.budget(budget, **options) as session:
-        session.slow_path.reasons.add("a model of a GPU")
         gpu.allocator.relieve = session.device.retry.relieve
         gpu.allocator.before_flush = session.device.retry.before_flush
         yield session, gpu

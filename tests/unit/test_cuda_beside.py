@@ -19,7 +19,7 @@ def test_replays_run_on_our_device(monkeypatch):
         evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
         devices = []
         real = gpu.run
-        monkeypatch.setattr(gpu, "run", lambda *args: devices.append(gpu.current) or real(*args))
+        monkeypatch.setattr(gpu, "run", lambda *a, **k: devices.append(gpu.current) or real(*a, **k))
         gpu.current = 1  # `with torch.cuda.device(1):`
         evicted.add(1.0)
         assert devices[0] == 0  # the replay

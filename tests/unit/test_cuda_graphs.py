@@ -6,7 +6,6 @@ from fake_gpu import fake_session, tensor
 
 import dtrrun
 from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB
-from dtrrun.runtime.dispatch import slow_path
 
 BUDGET = 300 * MIB + LEAST_GUARD + 16 * MIB
 
@@ -69,12 +68,14 @@ def test_what_was_evicted_comes_back_before_a_capture(monkeypatch, graph):
 
 
 def test_a_capture_that_reads_what_does_not_fit_is_a_budget_error(monkeypatch, graph):
-    with fake_session(monkeypatch, BUDGET) as (session, _):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
         kept = [tensor().mul(2.0) for _ in range(30)]
         graph.capture_begin()
+        gpu.side = True
         evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
         with pytest.raises(dtrrun.BudgetError, match="CUDA graph"):
             evicted.add(1.0)
+        gpu.side = False
         graph.capture_end()
         assert all(one[0, 0] == 2 for one in kept)
 
@@ -119,11 +120,13 @@ def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, grap
 
 
 def test_random_operators_ask_no_generator(monkeypatch, graph):
-    with fake_session(monkeypatch, BUDGET):
+    with fake_session(monkeypatch, BUDGET) as (session, gpu):
         x = tensor()
         graph.capture_begin()
-        monkeypatch.setattr(slow_path.rng, "capture", None)
+        gpu.side = True
+        monkeypatch.setattr(session.interposer, "capture", None)
         torch.nn.functional.dropout(x)
+        gpu.side = False
         graph.capture_end()
 
 

@@ -316,7 +316,8 @@ def test_replays_run_on_the_main_stream(monkeypatch):
         kept = chain(30)
         evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
         streams = []
-        monkeypatch.setattr(gpu, "run", lambda *args: streams.append(gpu.side) or type(gpu).run(gpu, *args))
+        run = gpu.run
+        monkeypatch.setattr(gpu, "run", lambda *a, **k: streams.append(gpu.side) or run(*a, **k))
         gpu.side = True
         evicted.add(1.0)
         assert gpu.moves[:2] == ["to the main stream", "back to side"]

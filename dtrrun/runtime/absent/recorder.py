@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from dtrrun.runtime.dispatch.arguments import covers, is_leaf, outputs_of
-from dtrrun.runtime.dispatch.call import places_in_lists
 from dtrrun.runtime.observe.step_log import FORMAT, Facts, StepLog, open_log
 from dtrrun.runtime.observe.training_memory import GRADIENT
 from dtrrun.runtime.operators import Operator, operator_of
@@ -222,10 +221,10 @@ def _holes(
 def _list_places(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], is_here: Here
 ) -> list[int] | None:
-    """Like `TensorCall.places`."""
+    """Return `core.operator.Call.places` of a call."""
     if not operator.splits:
         return None
-    return places_in_lists(
+    return _places_in_lists(
         (
             [one for one in outputs_of(value, []) if is_here(one)],
             len(value) if isinstance(value, (list, tuple)) else 0,
@@ -314,3 +313,29 @@ def _precision(func: Any, holes: Sequence[torch.Tensor]) -> str:
     if convolves:
         return TF32 if torch.backends.cudnn.allow_tf32 else FP32
     return TF32 if torch.backends.cuda.matmul.allow_tf32 else FP32
+
+
+def _places_in_lists(arguments: Iterable[tuple[Sequence[torch.Tensor], int]]) -> list[int] | None:
+    """Return the same, for an operator that can be split.
+
+    arguments: the tensors of each argument, and the length of the list that it is; 0 if it is none.
+    """
+    places: list[int] = []
+    lengths = set()
+    for tensors, length in arguments:
+        if not length:
+            places += [-1] * len(tensors)
+            continue
+        lengths.add(length)
+        if tensors and (len(tensors) != length or not _are_alike(tensors)):
+            return None
+        places += range(len(tensors))
+    return places if len(lengths) == 1 and max(places, default=-1) >= 0 else None
+
+
+def _are_alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether part of a list of tensors takes the same kernel as the list (`native/split_lists.h`)."""
+    first = tensors[0]
+    return not first.is_cuda or all(
+        (one.dtype, one.device) == (first.dtype, first.device) and one.is_contiguous() for one in tensors
+    )

@@ -22,7 +22,7 @@ _has_traces = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).
 WITHOUT_HISTORY: dict[str, Any] = {"include_traces": False} if _has_traces else {}
 Tensor = torch.Tensor
 OCCUPIED_CYCLES = 500_000
-"""Of the GPU: some 0.3 ms. The slow path, in Python, takes 0.1 to 0.2 ms to launch an operator."""
+"""Of the GPU: some 0.3 ms. A first call takes 0.1 to 0.2 ms to launch an operator."""
 
 REFUSALS = (
     "allocator for GPUs that asks dtrrun",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from threading import get_ident
-from time import perf_counter_ns as now_ns
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from dtrrun.core.graph import Version
 from dtrrun.runtime import rng
 from dtrrun.runtime.cost_model import GPU as GPU_RATES
 from dtrrun.runtime.cuda.oom_retry import requested
-from dtrrun.runtime.dispatch.interposer import CPU, NO_KEYWORDS, Interposer
-from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
+from dtrrun.runtime.dispatch.interposer import Interposer
+from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.operators import Operator
@@ -37,22 +36,14 @@ class CudaInterposer(Interposer):
         self.times = device.operators.times
         self.prices = True  # until an event says more
 
-    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
-        entered = now_ns()
-        device, slow_path = self.device, self.slow_path
+    def wake(self, args: Any, kwargs: Any) -> bool:
+        """Return whether an operator uses a GPU; if so, let the session begin to use it, too."""
+        device = self.device
         if not device.concerned(args, kwargs):
-            return self.native.proceed()
-        if self.place is CPU:
-            self.place = torch.device(device.type, device.gpu.index)
-            self.native.bind(device.gpu.index)
-        operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
-        if get_ident() != slow_path.home_thread:
-            self.join()
-        try:
-            return slow_path.run(operator, func, args, kwargs or NO_KEYWORDS, entered)
-        except torch.OutOfMemoryError as error:
-            self._met(error)
-            raise
+            return False
+        self.place = torch.device(device.type, device.gpu.index)
+        self.native.bind(device.gpu.index)
+        return True
 
     # -- for the fast path -----------------------------------------------------------------------
 
@@ -81,7 +72,7 @@ class CudaInterposer(Interposer):
         self.device.operators.loaded()
 
     def may_replay_again(self, operator: Operator, error: Any) -> bool:
-        """Return whether the slow path may repeat a replay that raised `error`, for lack of memory."""
+        """Return whether a replay that raised `error` may be repeated, for it has lacked memory."""
         device = self.device
         if not device.operators.can_retry(operator, error, True):
             return False
@@ -89,18 +80,40 @@ class CudaInterposer(Interposer):
         device.retry.refused = requested(str(error))
         return True
 
-    @staticmethod
-    def join() -> None:
-        """Note that this thread, which is not the training thread, is about to use the GPU."""
+    def replay_again(self, run: Callable[[], None], operator: Operator, nbytes: int) -> None:
+        """Call run(), which repeats such a replay. nbytes: of its results. Raises BudgetError."""
+        self.device.retry.attempt(run, operator.name, nbytes)
+
+    def run_again(
+        self, run: Callable[[], None], operator: Operator, drawn: Any, nbytes: int, ran: bool
+    ) -> None:
+        """Call run(), which repeats an operator for which `can_retry` has returned True.
+
+        drawn: as for `can_retry`. nbytes: of its results. ran: such a call has succeeded before. Raises
+        BudgetError.
+        """
+        attempts = 0
+
+        def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts > 1 and drawn is not None:
+                rng.put_back(drawn)
+            run()
+
+        self.device.retry.attempt(attempt, operator.name, nbytes, ran=ran)
+
+    def used_beside(self, versions: Sequence[Version], results: Sequence[torch.Tensor]) -> None:
+        """Note that an operator on a side stream has used these versions, and made these results."""
+        self.device.operators.pin_side(versions, results)
+
+    def join(self) -> None:
         joins()
 
     def overlap(self) -> None:
-        """Note that operators of two threads overlap: from now on all take the slow path, which locks."""
+        """Note that operators of two threads overlap: from now on, they take turns."""
         self.slow_path.shared = True
         self.share(self.slow_path.reasons)
-
-    def share(self, reasons: Reasons) -> None:
-        self.leave_fast_path(reasons)  # threads take turns only on the CPU
 
     def can_retry(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.
@@ -124,10 +137,3 @@ class CudaInterposer(Interposer):
         if isinstance(error, torch.OutOfMemoryError) and not isinstance(error, BudgetError):
             self.device.retry.met(error)
             self.device.retry.observers.reached_program()
-
-    def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
-        """Return the state of the generator from which an operator is about to draw `nbytes` bytes.
-
-        generator: the one passed to the operator.
-        """
-        return rng.capture(self.place, generator, nbytes)

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from dtrrun.core.dtr import DTR
-from dtrrun.core.graph import Operation
 from dtrrun.core.ledger import UNLIMITED
 from dtrrun.runtime import storage
 from dtrrun.runtime.cuda.budget import SEGMENT, STALL_NS, Accounts, flush_ns, sufficient_budget
@@ -121,10 +120,6 @@ class Cuda:
     def below(self) -> on_main_stream:
         """Return the context in which recorded operators are replayed."""
         return on_main_stream(self)
-
-    def replay(self, operation: Operation, run: Callable[[], Any]) -> Any:
-        """Run a recorded operator."""
-        return self.operators.replay(operation, run)
 
     def run_again(self, run: Callable[[], None], nbytes: int) -> None:
         """Call a function that allocates so many bytes, and has found no memory. Raises BudgetError."""

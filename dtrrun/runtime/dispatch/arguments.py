@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.core.graph import TENSOR_SLOT, Geometry
+from dtrrun.core.graph import TENSOR_SLOT
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.storage import storage_of
 
@@ -71,13 +71,6 @@ def flatten_into(values: Iterable[Any], key: list[Any], tensors: list[torch.Tens
     return template
 
 
-def holes_in(argument: Any) -> int:
-    """Return the number of tensors in an argument that `flatten_into` returned."""
-    if type(argument) is list:
-        return sum(map(holes_in, argument))
-    return argument is TENSOR_SLOT
-
-
 def fill(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
     """Undo `flatten_into`: replace each TENSOR_SLOT by the next tensor."""
     if value is TENSOR_SLOT:
@@ -122,26 +115,6 @@ def is_leaf(tensor: torch.Tensor) -> bool:
     except RuntimeError:
         # One of several views of an overwritten base: asking autograd raises, but operators work.
         return False
-
-
-def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Return a tensor's place in its storage, from which `over` can recreate the tensor."""
-    geometry = (tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)
-    if tensor.is_neg() or (tensor.is_complex() and tensor.is_conj()):
-        return (*geometry, tensor.is_conj(), tensor.is_neg())
-    return geometry
-
-
-def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
-    """Return a plain tensor over `storage`, as recorded by `geometry_of`."""
-    size, stride, offset, dtype = geometry[:4]
-    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
-    if len(geometry) > 4:
-        if geometry[4]:
-            tensor = tensor.conj()
-        if geometry[5]:
-            tensor = torch._neg_view(tensor)
-    return tensor
 
 
 def covers(tensor: torch.Tensor) -> bool:

@@ -1,14 +1,14 @@
 """Connects a session to the native interposer (`dtrrun/native`), which intercepts operators.
 
-The interposer is switched on thread by thread. It handles most operators itself, and passes the others to
-`Interposer.handle`, beneath autograd and all modes of the program.
+The interposer is switched on thread by thread. It handles operators beneath autograd and all modes of the
+program, and asks what it does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
-from time import perf_counter_ns as now_ns
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +24,6 @@ from dtrrun.runtime.dispatch.turns import late, wait_while
 from dtrrun.runtime.guards import without_our_key
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
-from dtrrun.runtime.tracebacks import hide
 
 CLASSES = {one.__name__: one for one in (Reasons, SlowPath)}
 """Classes whose slots C++ reads."""
@@ -34,13 +33,16 @@ NO_KEYWORDS: dict[str, Any] = {}
 
 
 class Interposer:
-    """The interposer of one session, from `begin` until `end`; handles the operators passed on in C++."""
+    """The interposer of one session, from `begin` until `end`; answers questions of C++."""
 
     device_type = "cpu"
     size_class = torch.Size
     place = CPU
     rates = CPU_RATES
     times = False  # first calls, on a GPU
+    model: Any = None
+    """For tests: an object that runs kernels in place of a GPU (`run`), and has its `is_current` and
+    `on_side_stream`."""
 
     def __init__(
         self,
@@ -72,12 +74,12 @@ class Interposer:
     @property
     def operators_ns(self) -> int:
         """Time in the program's own operators, without those in `brief_ns`."""
-        return self.slow_path.operators_ns + self._counters()[0]
+        return self._counters()[0]
 
     @property
     def bookkeeping_ns(self) -> int:
         """Our time, without rematerializations and evictions, and without what is in `brief_ns`."""
-        return self.slow_path.bookkeeping_ns + self._counters()[1]
+        return self._counters()[1]
 
     @property
     def brief_ns(self) -> tuple[int, int, int]:
@@ -88,13 +90,13 @@ class Interposer:
 
     @property
     def native_calls(self) -> dict[str, int]:
-        """How often the interposer has handled each operator itself, by name."""
+        """How often the interposer has handled each operator without asking about it, by name."""
         found: dict[str, int] = self.native.native_calls() if self.running else self._ended_calls[0]
         return found
 
     @property
     def python_calls(self) -> dict[str, int]:
-        """How often each operator has fallen back to Python, by name."""
+        """How often it has asked about a call of each operator, not only about the first, by name."""
         found: dict[str, int] = self.native.python_calls() if self.running else self._ended_calls[1]
         return found
 
@@ -105,22 +107,6 @@ class Interposer:
         return found
 
     # -- operators -------------------------------------------------------------------------------
-
-    def handle(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run one operator that the interposer does not handle."""
-        try:
-            return self._handle(func, args, kwargs)
-        except BaseException as error:
-            hide(error)
-            raise
-
-    def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
-        entered = now_ns()
-        slow_path = self.slow_path
-        operator = slow_path.operators.get(id(func)) or slow_path.learn(func)
-        if get_ident() != slow_path.home_thread:
-            joins()
-        return slow_path.run(operator, func, args, kwargs or NO_KEYWORDS, entered)
 
     def facts_of(self, func: Any) -> Operator:
         """Return the facts about an operator."""
@@ -149,30 +135,46 @@ class Interposer:
         kwargs: dict[str, Any] | None,
         nbytes: int,
         predicted: int | None,
+        more: tuple[Any, ...],
+        elsewhere: bool,
     ) -> None:
         """Enter what is known about a first call whose tensors take `nbytes` bytes.
 
-        predicted: the bytes that it allocates according to a formula, if there is one.
+        predicted: the bytes that it allocates according to a formula, if there is one. more: as in
+        `identity_of`. elsewhere: its results are not on the session's device.
         """
         slow_path, named = self.slow_path, kwargs or NO_KEYWORDS
         with slow_path.own(is_long=True):
             operator = self.facts_of(func)
-            key = slow_path.identity_of(operator, template, named, signature.geometries)
-            slow_path.signatures.foretell(signature, key, func, template, named, nbytes, lambda: predicted)
+            key = slow_path.identity_of(operator, template, named, signature.geometries, more)
+            slow_path.signatures.foretell(
+                signature, key, func, template, named, nbytes, lambda: predicted, elsewhere=elsewhere
+            )
 
-    def capture(self, nbytes: int, generator: torch.Generator | None) -> Any:
+    def capture(self, nbytes: int, generators: Sequence[torch.Generator]) -> rng.Captured:
         """Return the state of the generator from which an operator is about to draw `nbytes` bytes.
 
-        generator: the operator's generator argument, if any.
+        generators: those among its arguments.
         """
-        return rng.capture(CPU, generator, nbytes)
+        return rng.capture(self.place, generators[0] if generators else None, nbytes)
+
+    def capture_all(self, nbytes: int, generators: Sequence[torch.Generator]) -> rng.Captured:
+        """Like `capture`, for an operator that may draw from any generator."""
+        return rng.capture_all(self.slow_path.device is not None, generators, nbytes)
+
+    @staticmethod
+    def has_drawn(captured: rng.Captured) -> bool:
+        """Return whether any of the generators has been drawn from since."""
+        return rng.moved(captured)
 
     @staticmethod
     def replaying(captured: rng.Captured) -> rng.replaying:
-        """Enter and return a context in which generators are in these states again."""
-        context = rng.replaying(captured)
-        context.__enter__()
-        return context
+        """Return a context in which generators are in these states again."""
+        return rng.replaying(captured)
+
+    def given_up(self, reads: Sequence[Version]) -> AbstractContextManager[None]:
+        """Return a context in which other threads have their turns. reads: what is read there, and locked."""
+        return self.slow_path.turns.given_up(reads)
 
     def touched(self, version: Version) -> None:
         """Bring back an evicted storage: code that is not an operator touches its memory, and waits."""
@@ -196,13 +198,17 @@ class Interposer:
 
     # -- threads ---------------------------------------------------------------------------------
 
+    def join(self) -> None:
+        """Note that this thread, which is not the one that the session began with, is about to use it."""
+        joins()
+        if get_ident() != self.slow_path.home_thread:  # perhaps not started by Python: TorchScript's `fork`
+            self.slow_path.met_thread()
+
     def begin(self) -> None:
-        self.native.open(self, self.handle, CLASSES, TENSOR_SLOT, self.device_type)
+        self.native.open(self, CLASSES, TENSOR_SLOT, self.device_type)
         self.running = True
         storage.use_objects(self.native.storage_of)
         self.slow_path.signatures.on_forget = self.native.forget
-        self.slow_path.signatures.known = self.native.known_signature
-        self.slow_path.signatures.by_formula = self.native.predicted
         self.threads.begin()
         self.native.watch_faults()
 
@@ -215,7 +221,7 @@ class Interposer:
         storage.use_objects(None)
 
     def share(self, reasons: Reasons) -> None:
-        """Several threads use the session from now on: make them take turns on the fast path."""
+        """Several threads use the session from now on: make them take turns."""
         if not self._is_shared:
             self.leave_fast_path(reasons)  # threads already there do not take turns yet
             self.native.share()
@@ -223,7 +229,7 @@ class Interposer:
             reasons.remove("threads")
 
     def leave_fast_path(self, reasons: Reasons) -> None:
-        """Make all operators take the slow path, and wait until no other thread is on the fast path."""
+        """Make all operators take the lock, and wait until no other thread is in one without."""
         reasons.add("threads")
         if not wait_while(self.native.is_inside):
             self._alert(late(self.slow_path.home_thread or 0))

@@ -246,17 +246,6 @@ class Reading:
                     one.put(now)
 
 
-class Again(NamedTuple):
-    """In a recipe: an operator whose kernel reads what it has read before."""
-
-    func: Any
-    reading: Reading
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.reading.put_back():
-            return self.func(*args, **kwargs)
-
-
 class _Reader:
     """Reads the code of functions, and of those that they call. Raises _Impure."""
 

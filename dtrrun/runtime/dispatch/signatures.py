@@ -8,9 +8,7 @@ from typing import Any
 from dtrrun.core.graph import Signature
 from dtrrun.core.ledger import Ledger
 from dtrrun.runtime import shapes
-from dtrrun.runtime.cost_model import modelled_ns
 from dtrrun.runtime.costs import Costs, identity
-from dtrrun.runtime.dispatch.call import TensorCall
 
 LIMIT_BYTES = 16 << 20  # if a program's shapes never repeat, start over rather than grow forever
 SIGNATURE_BYTES, GEOMETRY_BYTES = 300, 220  # what one takes with its keys, and more for each tensor
@@ -36,21 +34,15 @@ class Signatures:
         self._ledger, self._device, self._costs = ledger, device, costs or {}
         self.modelled = modelled
         self.asks_sizes = asks_sizes
-        self.by_key: dict[Any, Signature] = {}
         self.made: list[Signature] = []
-        """All, in order of first calls. The native fast path makes most, under its own keys."""
+        """All, in order of first calls."""
         self._foretold: set[int] = set()  # ids of those whose costs are known from an earlier run
         self._by_name: dict[str, Signature] | None = None  # in a program with several ranks
         self.nbytes = 0  # about what the signatures take
-        self.known: Callable[[], Signature | None] = _nothing  # the current call's, if made natively
-        self.by_formula: Callable[[], int | None] = (
-            _nothing  # the bytes that the current call will allocate, if known
-        )
         self.on_forget: Callable[[], None] = _nothing
 
     def forget(self) -> None:
         """Start over, since signatures made without a budget have no result sizes."""
-        self.by_key.clear()
         self.made.clear()
         self._foretold.clear()
         if self._by_name is not None:
@@ -117,31 +109,6 @@ class Signatures:
         """Return whether allocations must be predicted."""
         return self.asks_sizes or self._ledger.budget_bytes is not None
 
-    def of(
-        self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], *, elsewhere: bool
-    ) -> Signature:
-        """Return the signature of a call.
-
-        geometries: of its tensors. elsewhere: its results are not on the session's device.
-        """
-        signature = self.by_key.get(key)
-        if signature is None:
-            signature = (call.common and self.known()) or self._new(call, key, geometries, elsewhere)
-            self.by_key[key] = signature
-        return signature
-
-    def _new(
-        self, call: TensorCall, key: tuple[Any, ...], geometries: list[Any], elsewhere: bool
-    ) -> Signature:
-        signature = self._ledger.graph.signature(call.operator, tuple(geometries))
-        self.add(signature)
-        by_formula = self.by_formula if call.common else _nothing
-        nbytes = sum(version.nbytes for version in call.versions) + call.unplain
-        self.foretell(
-            signature, key, call.func, call.template, call.kwargs, nbytes, by_formula, elsewhere=elsewhere
-        )
-        return signature
-
     def foretell(
         self,
         signature: Signature,
@@ -152,11 +119,12 @@ class Signatures:
         nbytes: int,
         by_formula: Callable[[], int | None],
         *,
-        elsewhere: bool = False,
+        elsewhere: bool,
     ) -> None:
         """Enter what is known of calls with this signature before the first one.
 
         nbytes: of its tensors. by_formula: returns what it allocates by a formula, None if there is none.
+        elsewhere: its results are not on the session's device.
         """
         name = identity(key) if self._costs or self._by_name is not None else ""
         if self._by_name is not None:
@@ -171,18 +139,6 @@ class Signatures:
             predicted = shapes.predict(func, operator, template, kwargs, geometries, by_formula)
             # If it is unknown before the first call, the size of the inputs is the best guess.
             signature.output_bytes, signature.guessed = nbytes if predicted is None else predicted, True
-
-    def price(self, call: TensorCall, args: Any, kwargs: dict[str, Any], ns: int) -> None:
-        """Record the duration of a call: the minimum of the first few, or the cost model's value."""
-        signature = call.signature
-        if self.modelled and not signature.calls:
-            nbytes = sum(version.nbytes for version in call.versions) + signature.output_bytes
-            signature.cost = modelled_ns(call.func, args, kwargs, call.result, nbytes)
-            signature.calls = Signature.SETTLED
-        if signature.calls < Signature.SETTLED:
-            if ns < signature.cost or not signature.calls:
-                signature.cost = ns
-            signature.calls += 1
 
 
 def _nothing() -> None:

@@ -5,9 +5,9 @@ be waiting for its turn at the session, to run an operator. So wherever dtrrun c
 thread gives up the lock, and looks again at what may have changed once it has it back:
 
 - The kernel of an operator that is not PyTorch's own runs unlocked when the program calls it
-  (`SlowPath._perform`), and so it does when it runs again (`Executor.execute`), unless its replay changes
-  what all threads share: it draws random numbers, needs other settings than the present ones, or writes to
-  the memory of what it reads.
+  (`KernelRun::run_foreign`), and so it does when it runs again (`Replays::given_up`), unless its replay
+  changes what all threads share: it draws random numbers, needs other settings than the present ones, or
+  writes to the memory of what it reads.
 - Finalizers run in garbage collections that dtrrun starts (`Session._collect_garbage`).
 - Functions registered with `os.register_at_fork`, once the first session has begun, run before ours, which
   takes the lock, and after ours, which releases it (`patches/fork.py`).
@@ -16,8 +16,8 @@ Python may also call a signal handler, or a finalizer in a collection of its own
 turn, and shape functions (`register_fake`) run in one. If these wait for a thread that waits for its turn,
 `TurnLock` says so.
 
-While a thread has given up its turn in the middle of an operator, the others take the slow path. What it
-reads is locked in memory, and an operator that writes to that waits (`Turns.wait_for_replays`).
+While a thread has given up its turn in the middle of an operator, the others look before each of theirs. What
+it reads is locked in memory, and an operator that writes to that waits (`Turns.wait_for_replays`).
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Turns:
     """Lets threads of the program give up their turns."""
 
     def __init__(self, lock: TurnLock, ended: threading.Condition, reasons: Any, native: Any) -> None:
-        """ended: a condition of the lock, notified when an operator has ended. reasons: why all operators
-        take the slow path. native: the extension."""
+        """ended: a condition of the lock, notified when an operator has ended. reasons: why operators
+        are handled with care. native: the extension."""
         self._lock, self._ended, self._reasons, self._native = lock, ended, reasons, native
         self._alert = lock.alert
         self._away: list[tuple[int, Sequence[Version]]] = []

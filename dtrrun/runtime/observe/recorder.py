@@ -15,9 +15,8 @@ import torch
 from dtrrun.core.graph import Geometry, Version
 from dtrrun.core.ledger import SMALL_CONSTANTS
 from dtrrun.core.observer import Observer
-from dtrrun.core.operator import Output
+from dtrrun.core.operator import Call, Output
 from dtrrun.runtime.costs import identity
-from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.observe import snapshot
 from dtrrun.runtime.observe.step_log import Facts, StepLog, open_log
@@ -246,7 +245,7 @@ class Recorder(Observer):
         inputs: list[tuple[int, Geometry]] = list(zip(facts["in"], pending.geometries, strict=True))
         self._log.call(call.operator.name, inputs, made, views, replaced, call.signature.cost, facts)
 
-    def _facts(self, call: TensorCall, written: dict[int, list[int]]) -> Facts:
+    def _facts(self, call: Call, written: dict[int, list[int]]) -> Facts:
         """Return the facts from which the simulator rebuilds a call (`simulator.live.LoggedCall`)."""
         operator, numbers = call.operator, self._numbers
         key = call.identity

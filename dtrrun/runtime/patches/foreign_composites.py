@@ -23,7 +23,6 @@ from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
 from dtrrun.runtime.access import unseen
 from dtrrun.runtime.dispatch.arguments import flatten_into, outputs_of
-from dtrrun.runtime.dispatch.call import TensorCall
 from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.operators import OWN_NAMESPACES
@@ -251,13 +250,13 @@ class Running:
             finally:
                 self._locks()
 
-    def about_to_run(self, call: TensorCall) -> bool:
+    def about_to_run(self, versions: Sequence[Version]) -> bool:
         """Check what an operator is about to read or write, since it may be dead when this function ends.
 
         Returns whether any of it has been written to since it was made, and so has a new version.
         Raises the budget error.
         """
-        found = [version for version in call.versions if self._is_changed(version)]
+        found = [version for version in versions if self._is_changed(version)]
         for version in found:
             self._written(version)
             present = self._ledger.versions[version.key]
@@ -278,25 +277,24 @@ class Running:
     def _written(self, version: Version) -> None:
         self._dtr.mutation.written_outside(version, WRITTEN, escapes=False)
 
-    def about_to_finish(self, call: TensorCall) -> None:
+    def about_to_finish(self, written: Sequence[Version]) -> None:
         """Unlock what an operator has written to: a lock would count as use by another thread's operator."""
-        for holes in call.written.values():
-            for version in [one for one in self._locks if one is call.versions[holes[0]]]:
+        for target in written:
+            for version in [one for one in self._locks if one is target]:
                 version.locks -= 1
                 self._locks.remove(version)
 
-    def finished(self, call: TensorCall, result: Any) -> None:
+    def finished(
+        self, read: Sequence[Version], written: Sequence[Version], results: Sequence[torch.Tensor]
+    ) -> None:
         """Keep in memory what an operator has used and made: native code may take its address from now on."""
         versions = self._ledger.versions
-        used = [versions[version.key] for version in call.versions if version.key in versions]
-        made = [
-            one
-            for tensor in outputs_of(result, [])
-            if (one := self._slow_path.version_of(tensor)) is not None
-        ]
-        written = {call.versions[holes[0]].key for holes in call.written.values()}
+        used = [versions[version.key] for version in read if version.key in versions]
+        found = map(self._slow_path.version_of, results)
+        made = [version for version in found if version is not None]
+        keys = {version.key for version in written}
         self._locks.take(version for version in (*used, *made) if version.resident)
-        for version in (*made, *(one for one in used if one.key in written)):
+        for version in (*made, *(one for one in used if one.key in keys)):
             self._given.pop(version.key, None)
             self._made[version.key] = version, self._content(version)
 

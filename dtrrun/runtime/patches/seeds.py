@@ -21,7 +21,7 @@ class Seeds:
     """Patches these functions while installed."""
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
-        """lock: the slow path's, under which replays run."""
+        """lock: the session's, under which replays run."""
         self._lock = lock
         self._patches = Patches()
 
