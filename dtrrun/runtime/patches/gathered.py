@@ -73,7 +73,7 @@ class Gathered:
         self._native = slow_path.native
         self._weights: dict[int, Weight] = {}  # by the key of their versions
         self._prune_at = 64
-        self._notes = False
+        self._notes = self._sees_data = False
         self._groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()  # by FSDP's own
         self._sums: Sums | None = None  # on a GPU
         self._patches = Patches()
@@ -85,7 +85,6 @@ class Gathered:
             self._patches.wrap(module._fsdp_param, "free_storage", self._freeing)
             self._patches.wrap(module._fsdp_param, "alloc_storage", self._allocating)
             self._patches.wrap(module._fsdp_param.DTensor, "__init__", self._wrapping)
-            self._patches.wrap(torch.Tensor, "data", self._native.noted, assigns=self._assigning)
 
         self._forget_import = after_import(PACKAGE, imported)
 
@@ -127,6 +126,9 @@ class Gathered:
                 self._returned(version, memory.own_storage_of(tensor), weight)
             group.keys.add(version.key)
         if group.keys and not self._notes:
+            if not self._sees_data:  # libraries import FSDP in programs that do not use it
+                self._sees_data = True
+                self._patches.wrap(torch.Tensor, "data", self._native.noted, assigns=self._assigning)
             self._note(True)
 
     def _met(self, version: Version, group: Group) -> None:
