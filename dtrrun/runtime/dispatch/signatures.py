@@ -38,6 +38,7 @@ class Signatures:
         """All, in order of first calls."""
         self._foretold: set[int] = set()  # ids of those whose costs are known from an earlier run
         self._by_name: dict[str, Signature] | None = None  # in a program with several ranks
+        self._unsettled: dict[str, Signature] = {}  # of these, those whose costs are still measured
         self.nbytes = 0  # about what the signatures take
         self.on_forget: Callable[[], None] = _nothing
 
@@ -47,6 +48,7 @@ class Signatures:
         self._foretold.clear()
         if self._by_name is not None:
             self._by_name.clear()
+            self._unsettled.clear()
         self.nbytes = 0
         self.on_forget()
 
@@ -80,10 +82,11 @@ class Signatures:
     def settle(self) -> dict[str, tuple[int, int]]:
         """Fix the costs of calls so far. Returns those that this has fixed, by the signature's identity."""
         found = {}
-        for name, one in (self._by_name or {}).items():
-            if one.calls and id(one) not in self._foretold:
+        for name, one in list(self._unsettled.items()):
+            # On a GPU, a cost is the model's until a call has been timed, which may take several.
+            if one.calls and (self._device is None or one.timed or one.calls >= Signature.SETTLED):
                 found[name] = one.cost, one.output_bytes
-                self._fix(one, one.cost)
+                self._fix(name, one, one.cost)
         return found
 
     def take_over(self, costs: Costs) -> None:
@@ -91,9 +94,10 @@ class Signatures:
         self._costs = {**self._costs, **costs}
         for name, one in (self._by_name or {}).items():
             if name in costs:
-                self._fix(one, costs[name][0])
+                self._fix(name, one, costs[name][0])
 
-    def _fix(self, signature: Signature, cost: int) -> None:
+    def _fix(self, name: str, signature: Signature, cost: int) -> None:
+        self._unsettled.pop(name, None)
         signature.cost, signature.calls = cost, Signature.SETTLED
         if signature.replayed_as is not None:
             signature.replayed_as.cost = cost
@@ -127,9 +131,11 @@ class Signatures:
         elsewhere: its results are not on the session's device.
         """
         name = identity(key) if self._costs or self._by_name is not None else ""
+        known = self._costs.get(name)
         if self._by_name is not None:
             self._by_name[name] = signature
-        known = self._costs.get(name)
+            if known is None:
+                self._unsettled[name] = signature
         if known is not None:
             signature.cost, signature.output_bytes = known
             signature.calls = Signature.SETTLED
