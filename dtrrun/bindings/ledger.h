@@ -314,7 +314,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       {"use_copy", of_version<&Ledger::use_copy>, METH_O,
        "Another version has the storage of this one, which has its copy instead, if there is one."},
       {"begin_pressure", [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { core_of(self).ledger.begin_pressure(); });
+         return done([&] { core_of(self).eviction.begin_pressure(); });
        }, METH_NOARGS, "Memory runs short for the first time: report everything so far to the policy."},
       {"known", [](PyObject* self, PyObject*) -> PyObject* {
          return guarded([&] {
@@ -364,7 +364,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
 #define DTRRUN_FIGURE(name) {#name, get_figure<&Ledger::name>, set_figure<&Ledger::name>, nullptr, nullptr}
   static PyGetSetDef computed[] = {
       DTRRUN_FIGURE(age), DTRRUN_FIGURE(clock), DTRRUN_FIGURE(step_age), DTRRUN_FIGURE(step_began),
-      DTRRUN_FIGURE(step_work), DTRRUN_FIGURE(resident_bytes),
+      DTRRUN_FIGURE(step_work), DTRRUN_FIGURE(resident_bytes), DTRRUN_FIGURE(census_bytes),
       DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(peak_bytes),
       DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
       DTRRUN_FIGURE(recomputed_cost),
@@ -383,6 +383,12 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       {"decisions", get_figure<&Ledger::decisions>, nullptr, nullptr, nullptr},
       {"digest", [](PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).ledger.digest); }, nullptr, nullptr,
        nullptr},
+      {"live_storages", [](PyObject* self, void*) {
+         const Ledger& ledger = core_of(self).ledger;
+         int64_t alive = ledger.census == nullptr ? 0 : ledger.census->alive.load();
+         return PyLong_FromLongLong(std::max<int64_t>(alive, static_cast<int64_t>(ledger.versions.size())));
+       }, nullptr, nullptr, nullptr},
+      {"counting", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.counting()); }, nullptr, nullptr, nullptr},
       {"pressure", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.pressure); },
        [](PyObject* self, PyObject* value, void*) {
          core_of(self).ledger.pressure = value != nullptr && PyObject_IsTrue(value) == 1;

@@ -103,6 +103,8 @@ inline PyTypeObject* make_recipes_type(const std::string& module) {
        }, METH_O,
        "A failed operator may have written to the storage. Return the version that it has now, a constant, or None; the old version "
        "keeps its recipe."},
+      {"end_counting", [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).recipes.end_counting(); }); }, METH_NOARGS,
+       "Record operators again, if they are only counted at present. What there is stays in memory."},
       {"end", [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).recipes.end(); }); }, METH_NOARGS,
        "Nothing will be recomputed any more: let go of the storages that recipes have kept alive."},
       {nullptr, nullptr, 0, nullptr},

@@ -39,6 +39,8 @@ class Backend : public Program {
   // Returns the bytes that a storage takes, as a version counts them.
   virtual int64_t size_of(Storage* storage) const = 0;
   virtual Place place_of(Storage* storage) = 0;
+  // Returns whether a storage has no version because its operator was only counted (`Census`).
+  virtual bool is_counted(Storage* /*storage*/) const { return false; }
   // Keeps a small constant alive for a while.
   virtual void keep_small(Storage* storage) = 0;
   // Called when a version is about to count this storage.
@@ -117,6 +119,8 @@ class Backend : public Program {
 
   // -- observers --
 
+  // Called when operators are recorded again that were only counted: waits for those that run.
+  virtual void counting_ended() {}
   // Called when the first constant is about to leave for the host.
   virtual void constants_leave() {}
   // Called when an operator's reservation and locks have been released.

@@ -14,7 +14,7 @@ bool Eviction::try_room(int64_t nbytes) {
 
 bool Eviction::evict_to(int64_t most) {
   int64_t started = now_ns();
-  ledger_.begin_pressure();
+  begin_pressure();
   let_results_leave();
   if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
   bool done = true;

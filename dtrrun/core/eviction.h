@@ -31,6 +31,11 @@ class Eviction {
 
   // Evicts until at most `most` bytes are resident. Returns false if nothing is left to evict.
   bool evict_to(int64_t most);
+  // Called when memory runs short, before anything is evicted.
+  void begin_pressure() {
+    recipes_.end_counting();
+    ledger_.begin_pressure();
+  }
 
   // Returns whether a version may be evicted, provided that its recipe can be secured.
   bool may_be_evicted(const Version* one) const {

@@ -43,6 +43,9 @@ class History:
         self.cut()
         self._deallocation.free_all_unread_scratch()
         self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
+        if ledger.counting:  # its operators have no costs: take those of the last step in full
+            worked = ledger.clock - ledger.recomputed_cost - ledger.step_began
+            ledger.clock += max(self.former_work - worked, 0)
         own = ledger.clock - ledger.recomputed_cost
         work, ledger.step_began = own - ledger.step_began, own
         ledger.step_work, self.former_work = max(work, self.former_work), work

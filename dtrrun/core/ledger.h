@@ -9,6 +9,7 @@
 
 #include "backend.h"
 #include "policy/policy.h"
+#include "census.h"
 #include "versions.h"
 
 namespace dtrrun {
@@ -60,6 +61,8 @@ class Ledger {
   Scratch scratch;
   std::shared_ptr<HostTier> tier;  // null: nothing leaves
   Constants constants;             // empty until some have to leave
+  Census* census = nullptr;          // null: everything has a version
+  int64_t census_bytes = 0;       // the part of `resident_bytes` that is of storages without versions
   int64_t least_copy_bytes = 4096;  // what is smaller is not worth a copy on the host
   int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is of constants on the host
   Backend& backend;
@@ -162,9 +165,29 @@ class Ledger {
   void note_peak(int64_t nbytes) {
     if (replaying == 0)  // a replay makes nothing that the program does not have already
       plain_peak_bytes = std::max(plain_peak_bytes, nbytes + evicted_bytes - scratch_bytes - copied_bytes);
+    tell_census();
     if (nbytes <= step_peak_bytes) return;
     step_peak_bytes = nbytes;
     peak_bytes = std::max(peak_bytes, nbytes);
+  }
+  // Whether operators are only counted at present, and nothing may be evicted. `Recipes::end_counting` ends it.
+  bool counting() const { return census != nullptr && census->counting.load(std::memory_order_relaxed); }
+  // Whether memory is ample with so many bytes more. Only while counting.
+  bool is_ample(int64_t nbytes) const { return resident_bytes + nbytes <= census->ample.load(std::memory_order_relaxed); }
+  // Accounts for what has been counted since the last call.
+  void settle() {
+    if (census == nullptr) return;
+    int64_t now = census->bytes.load(std::memory_order_acquire);
+    if (now == census_bytes && !census->any()) return;
+    age += census->operators.exchange(0, std::memory_order_relaxed);
+    int64_t most = census->most.exchange(0, std::memory_order_relaxed);
+    resident_bytes += now - census_bytes;
+    census_bytes = now;
+    note_peak(most);
+  }
+  // Called when what has a version takes more or fewer bytes.
+  void tell_census() {
+    if (census != nullptr) census->others.store(resident_bytes - census_bytes, std::memory_order_release);
   }
   // Accounts for a version of the program that is about to lose its memory: for the host if there is a copy.
   void emptied(Version* one) {
@@ -233,11 +256,15 @@ class Ledger {
 
   // -- deaths --
 
-  bool some_died() const { return dead->any() || debts->copied_bytes != 0 || debts->counted_bytes != 0; }
+  bool some_died() const {
+    bool counted = census != nullptr && (census->any() || census->bytes.load(std::memory_order_relaxed) != census_bytes);
+    return counted || dead->any() || debts->copied_bytes != 0 || debts->counted_bytes != 0;
+  }
 
   // Accounts for the storages that died since the last call.
   void collect_dead() {
     if (!some_died()) return;
+    settle();
     int64_t before = resident_bytes;
     while (dead->any()) {
       VersionRef first = dead->pop();
@@ -255,6 +282,7 @@ class Ledger {
     int64_t copied = std::exchange(debts->copied_bytes, 0);
     copied_bytes -= copied;
     resident_bytes -= copied + std::exchange(debts->counted_bytes, 0);
+    tell_census();
     if (before != resident_bytes) freed(before - resident_bytes);
   }
 

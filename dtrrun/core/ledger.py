@@ -21,6 +21,7 @@ GIVEN_UP = "given up with an earlier session"
 INPUT_MUTATED = "input mutated"
 GATHERED = "gathered weight"
 COPIED = "old values of weights"
+COUNTED = "made while memory was ample"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
 
@@ -48,6 +49,7 @@ class Ledger:
     step_began: int  # ns: `own_work` when it began
     step_work: int  # ns: what the longer of the two steps before has taken, without recomputation
     resident_bytes: int  # of the program's tensors and of those that dtrrun holds
+    census_bytes: int  # the part of them that has no version, since its operators were only counted
     evicted_bytes: int
     left_bytes: int  # the part of them that is of constants on the host
     left_peak_bytes: int
@@ -66,6 +68,8 @@ class Ledger:
     paused: int  # how many times eviction is disabled at present
     limit: int  # what tensors may take
     budget_bytes: int | None
+    live_storages: int  # with and without versions
+    counting: bool  # whether operators are only counted at present (`core/census.h`)
     pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
     results_leave: int  # whether what has a recipe may leave for the host (`core.host`)
     constants_leave: bool  # whether constants may leave for the host: once nothing else could make room
@@ -288,7 +292,8 @@ class Ledger:
     def pinned_blocks(self) -> dict[str, int]:
         """Return the bytes that are no version's and can't be evicted, by reason."""
         self.counted = {address: block for address, block in self.counted.items() if block() is not None}
-        found = {COPIED: self.copied_bytes} if self.copied_bytes else {}
+        found = {COPIED: self.copied_bytes, COUNTED: self.census_bytes}
+        found = {pin: nbytes for pin, nbytes in found.items() if nbytes}
         for block in self.counted.values():
             found[block.pin] = found.get(block.pin, 0) + block.nbytes
         return found

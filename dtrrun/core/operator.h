@@ -106,6 +106,7 @@ class Operators {
   template <IsCall C>
   void admit(C& call) {
     Backend& backend = ledger_.backend;
+    if (ledger_.counting() && !ledger_.is_ample(call.signature->output_bytes)) recipes_.end_counting();
     call.recordable = call.replayable;
     for (const Version* one : call.versions) call.recordable = call.recordable && !one->away && (!one->escaped || backend.trusts(one));
     call.admitted();
@@ -186,9 +187,18 @@ class Operators {
     if (reserved) ledger_.backend.room_given_back();
   }
 
+  // Enters a storage that an operator has made which was only counted, as a constant.
+  VersionRef adopt_counted(Storage* storage) {
+    VersionRef version = new_version(storage);
+    version->pin = pins::COUNTED;
+    ledger_.enter(version.get());
+    return version;
+  }
+
   // Enters a storage that no recorded operator made, as a constant. pin: why it can't be evicted.
   VersionRef adopt(Storage* storage, Pin pin) {
     Backend& backend = ledger_.backend;
+    if (pin == pins::CONSTANT && backend.is_counted(storage)) return adopt_counted(storage);
     VersionRef version = new_version(storage);
     version->pin = pin;
     Place place = backend.place_of(storage);
@@ -434,6 +444,7 @@ class Operators {
 
   VersionRef new_version(Storage* storage) {
     VersionRef version = ledger_.backend.version_over(storage);
+    ledger_.settle();  // it may have been counted
     version->nbytes = ledger_.backend.size_of(storage);
     version->age = ledger_.age;
     version->last_access = ledger_.clock;

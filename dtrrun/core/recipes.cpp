@@ -18,6 +18,17 @@ void Recipes::make_constant(Version* one, Pin pin) {
   if (one->pin == nullptr) one->pin = pin;
 }
 
+void Recipes::end_counting() {
+  if (!ledger_.counting()) return;
+  ledger_.census->counting = false;
+  ledger_.backend.counting_ended();
+  ledger_.settle();
+  for (Version* one : ledger_.versions.all()) {
+    if (!one->constant()) make_constant(one, pins::COUNTED);
+    if (one->pin == pins::UNINITIALISED) one->pin = pins::COUNTED;  // it may have been written to
+  }
+}
+
 bool Recipes::secure(Version* wanted) {
   struct Frame {
     VersionRef node;

@@ -32,6 +32,10 @@ class Recipes {
   // null if the storage is gone. The old version keeps its recipe.
   VersionRef half_written(const Version* target);
 
+  // From now on, operators are recorded again, and what they make can be evicted. What there is stays in memory: what was made
+  // while operators were only counted has no recipe, and what has one may have been computed from what has changed meanwhile.
+  void end_counting();
+
   // Called when nothing will be recomputed any more. Releases the storages that recipes have kept alive; otherwise the next session
   // would assume that the program itself holds them.
   void end();

@@ -30,6 +30,8 @@ class Recipes:
 
     Return its new version, a constant, or None if it is gone. The old version keeps its recipe.
     """
+    end_counting: Callable[[], None]
+    """Record operators again, if they are only counted at present. What there is stays in memory."""
     end: Callable[[], None]
     """Release the storages that recipes have kept alive, since nothing will be recomputed any more."""
 

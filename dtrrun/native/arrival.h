@@ -9,6 +9,8 @@
 
 #include <utility>
 
+#include "device.h"
+#include "storages.h"
 #include "way_in.h"
 
 namespace dtrrun {
@@ -32,15 +34,22 @@ class Arrival {
   // Runs its kernel: dispatches on the keys `below`.
   virtual void run(DispatchKeySet below) = 0;
   void run() { run(keys & WayIn::BELOW); }
-  // For running it again after it has failed: `keep` saves its arguments, `restore` brings them back.
+  // For running it again after it has failed: `keep` saves its arguments, `restore` brings them back, `drop` forgets them.
   virtual void keep() = 0;
   virtual void restore() = 0;
+  virtual void drop() = 0;
 
   // Return what its kernel has returned: the tensors in it, or all of it.
   virtual Tensors tensors() const = 0;
   virtual Stack results() const = 0;
   // Replaces what its kernel has returned.
   virtual void set_results(Stack&& results) = 0;
+
+  // For operators that are only counted (counting.h). Returns whether all its tensors are plain ones on the session's device, whose
+  // bytes it counts already, or numbers of the program, and whether it names no other device.
+  virtual bool is_known(const OwnStorages& own, const Device& device) = 0;
+  // Counts the storages that its kernel has made. Returns false if a result is not plain.
+  virtual bool count_results(OwnStorages& own) = 0;
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
   // Returns a copy of its arguments, for another call.
@@ -63,6 +72,54 @@ inline void add_tensors(const IValue& value, Tensors& tensors) {
   if (value.isTensorList()) add_tensors(value.toTensorVector(), tensors);
 }
 
+// `Arrival::is_known`, for one argument.
+inline bool is_known(const at::Tensor& tensor, const OwnStorages& own, const Device& device) {
+  if (!tensor.defined()) return true;
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (impl->is_wrapped_number()) return true;
+  constexpr DispatchKeySet others({DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
+  if (impl->key_set().has_any(others) || !impl->has_storage()) return false;
+  return device.has(impl->device()) && own.knows(impl->unsafe_storage().unsafeGetStorageImpl());
+}
+inline bool is_known(const std::optional<at::Tensor>& tensor, const OwnStorages& own, const Device& device) { return !tensor || is_known(*tensor, own, device); }
+inline bool is_known(const std::optional<c10::Device>& named, const OwnStorages&, const Device& device) {
+  return !named || device.is_meant_by(*named);
+}
+inline bool is_known(const IValue& value, const OwnStorages& own, const Device& device) {
+  if (value.isTensor()) return is_known(value.toTensor(), own, device);
+  if (value.isDevice()) return device.is_meant_by(value.toDevice());
+  if (!value.isList() || !(value.isTensorList() || value.isOptionalTensorList())) return true;
+  for (const IValue& item : value.toListRef())
+    if (item.isTensor() && !is_known(item.toTensor(), own, device)) return false;
+  return true;
+}
+template <class Argument>
+bool is_known(const Argument&, const OwnStorages&, const Device&) {
+  return true;
+}
+
+// `Arrival::count_results`, for one result.
+inline bool count_new(const at::Tensor& tensor, OwnStorages& own) {
+  if (!tensor.defined()) return true;
+  if (!tensor.unsafeGetTensorImpl()->has_storage()) return false;
+  c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (!OwnStorages::is_plain(storage)) return own.knows(storage);
+  own.count(storage);
+  return true;
+}
+inline bool count_new(const std::vector<at::Tensor>& list, OwnStorages& own) {
+  bool all = true;
+  for (const at::Tensor& tensor : list) all = count_new(tensor, own) && all;
+  return all;
+}
+inline bool count_new(const IValue& value, OwnStorages& own) {
+  bool all = true;
+  if (value.isTensor()) return count_new(value.toTensor(), own);
+  if (value.isTensorList())
+    for (const IValue& item : value.toListRef()) all = count_new(item.toTensor(), own) && all;
+  return all;
+}
+
 class BoxedArrival final : public Arrival {
  public:
   // stack: has the arguments on top, where the results will go.
@@ -80,6 +137,18 @@ class BoxedArrival final : public Arrival {
     stack_->resize(below_);
     stack_->insert(stack_->end(), kept_.begin(), kept_.end());
   }
+  void drop() override { kept_.clear(); }
+  bool is_known(const OwnStorages& own, const Device& device) override {
+    const IValue* all = values();
+    for (size_t place = 0; place < count; place++)
+      if (!dtrrun::is_known(all[place], own, device)) return false;
+    return true;
+  }
+  bool count_results(OwnStorages& own) override {
+    bool all = true;
+    for (size_t place = below_; place < stack_->size(); place++) all = count_new((*stack_)[place], own) && all;
+    return all;
+  }
   Tensors tensors() const override {
     Tensors found;
     for (size_t place = below_; place < stack_->size(); place++) add_tensors((*stack_)[place], found);
@@ -94,7 +163,7 @@ class BoxedArrival final : public Arrival {
  private:
   Stack* const stack_;
   const size_t below_;  // the number of values on the stack that belong to others
-  Stack kept_;
+  c10::SmallVector<IValue, 8> kept_;
 };
 
 }  // namespace dtrrun

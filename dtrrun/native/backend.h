@@ -17,6 +17,9 @@
 
 namespace dtrrun {
 
+// Waits until no other thread runs a kernel of an operator that is only counted. (interposer.cpp)
+void wait_for_counted();
+
 class SessionBackend final : public PythonBackend {
  public:
   explicit SessionBackend(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
@@ -44,7 +47,7 @@ class SessionBackend final : public PythonBackend {
     return dtrrun::as_storage(referent(one).get());
   }
   VersionRef version_over(Storage* storage) override {
-    if (WatchedStorage::can_watch(as_impl(storage))) {
+    if (OwnStorages::can_watch(as_impl(storage))) {
       VersionRef made = new_version<StoredVersion>();
       take_storage(as_stored(made.get()), as_impl(storage));
       return made;
@@ -52,6 +55,7 @@ class SessionBackend final : public PythonBackend {
     Ref on_death = checked(make_on_death(ledger_, nullptr));
     return dtrrun::version_over(as_python(storage).get(), on_death.get());
   }
+  bool is_counted(Storage* storage) const override { return OwnStorages::is_counted(as_impl(storage)); }
   VersionRef successor(Version* version) override {
     const StoredVersion* one = as_stored(version);
     if (one->watch == nullptr) {
@@ -78,6 +82,7 @@ class SessionBackend final : public PythonBackend {
     if (notes != nullptr) notes->died(version);
     PythonBackend::died(version);
   }
+  void counting_ended() override { wait_for_counted(); }
   void room_given_back() override {
     if (!native_ || native_->waiting.number(native_->slow_path) != 0) PythonBackend::room_given_back();
   }

@@ -119,12 +119,19 @@ class Describer {
   Version* known_or_adopted(const at::Tensor& tensor) {
     if (Version* known = versions_.of(tensor)) return known;
     if (!tensor.unsafeGetTensorImpl()->has_storage() || !is_plain_kind(tensor, device_)) return nullptr;
+    c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    if (OwnStorages::is_counted(storage) && object_in(storage->pyobj_slot()) == nullptr && !is_leaf(tensor)) {
+      versions_.core.operators.adopt_counted(as_storage(storage));
+      return versions_.of(tensor);
+    }
     int64_t nbytes = versions_.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
     bool evicts = ledger_.resident_bytes + nbytes > ledger_.limit;
     Anchors anchors(versions_, evicts ? Words::of_foreign_code() : std::vector<uintptr_t>());
-    ask("version_of", tensor);
+    meet(tensor);
     return versions_.of(tensor);
   }
+  // Accounts for a tensor that is new to the session.
+  void meet(const at::Tensor& tensor) const { ask("version_of", tensor); }
 
  private:
   static IValue number_in(const at::Tensor& tensor) {

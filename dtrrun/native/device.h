@@ -20,6 +20,10 @@ class Device {
   Device(const char* type, Ref model, bool is_gpu)
       : ours_(type), model_(model.get() == Py_None ? Ref() : std::move(model)), is_gpu_(is_gpu) {}
 
+  // A copy, without the model.
+  explicit Device(const Device& other)
+      : ours_(other.ours_), is_gpu_(other.is_gpu_), guard_(other.guard_), main_stream_(other.main_stream_) {}
+
   bool is_cpu() const { return !is_gpu_; }
   bool is_modelled() const { return static_cast<bool>(model_); }
   // Has the model run an operator with these arguments. compute: a Python function that computes it. again: it is a replay.

@@ -25,6 +25,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "counted_kernel.h"
 #include "device_blocks.h"
 #include "shortage.h"
 
@@ -149,6 +150,7 @@ class DeviceAllocator {
 
   static c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
     is_asked_.store(true, std::memory_order_relaxed);
+    CountedKernel::allocates(nbytes);
     bool asks = Shortage::own().asks_before_flush();
     for (int attempt = 0;;) {
       try {

@@ -324,7 +324,7 @@ inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, 
 // more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
 inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t at_most) {
   Ledger& ledger = core.ledger;
-  ledger.begin_pressure();
+  core.eviction.begin_pressure();
   std::vector<std::pair<uintptr_t, Version*>> evictable;  // by address
   auto add = [&](Version* one) {
     StorageRef storage = ledger.memory_of(one);

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "arena.h"
+#include "counted_kernel.h"
 #include "outside.h"
 #include "shortage.h"
 
@@ -71,6 +72,7 @@ class Heap final : public c10::Allocator {
   static constexpr size_t LARGE = size_t{32} << 10;
 
   void* take(size_t nbytes) {
+    if (nbytes >= LARGE) CountedKernel::allocates(nbytes);
     for (int attempt = 0;; attempt++) {
       if (void* block = nbytes >= LARGE ? take_large(nbytes) : nullptr) {
         c10::profiledCPUMemoryReporter().New(block, nbytes);

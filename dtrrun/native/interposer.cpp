@@ -28,6 +28,8 @@ std::atomic<bool> is_open{false};
 void arrive(Arrival& arrival) {
   if (is_open) {
     Stopwatch watch;
+    watch.is_of(arrival.op);
+    if (Counting::own().run(arrival, watch)) return;
     Gil gil;
     if (auto session = interposer) {  // kept alive: another thread may end it while a kernel runs
       session->handle(arrival, gil, watch);
@@ -46,6 +48,24 @@ bool bring_back(const Placeholders::Claim& claim, const std::vector<uintptr_t>& 
 }
 
 bool is_session_open() { return is_open; }
+
+void collect_dead() {
+  Gil gil;
+  if (auto session = interposer) session->collect_dead();
+}
+void end_counting() {
+  Gil gil;
+  if (auto session = interposer) session->end_counting();
+}
+void tick(int64_t now, Stopwatch& watch) {
+  Gil gil;
+  if (auto session = interposer) session->tick_after(now, watch);
+}
+void wait_for_counted() { Counting::own().wait(); }
+void meet_results(const Arrival& arrival) {
+  Gil gil;
+  if (auto session = interposer) session->meet_results(arrival);
+}
 
 std::optional<c10::DeviceType> device_type_of_session() {
   return interposer ? std::optional(interposer->device.type()) : std::nullopt;
@@ -106,6 +126,7 @@ PyObject* open_session(PyObject*, PyObject* args) {
 
 PyObject* close_session(PyObject*, PyObject*) {
   is_open = false;
+  OwnStorages::present().census.counting = false;
   unwatch_faults();
   interposer.reset();
   Py_RETURN_NONE;
@@ -173,8 +194,16 @@ PyObject* forget(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* count_only(PyObject*, PyObject* share) {
+  return guarded([&]() -> PyObject* {
+    if (interposer) interposer->count_only(as_number(share));
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* counters(PyObject*, PyObject*) {
   if (!interposer) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
+  interposer->add_counted();
   return Py_BuildValue("(LLLLL)", static_cast<long long>(interposer->operators_ns),
                        static_cast<long long>(interposer->bookkeeping_ns),
                        static_cast<long long>(interposer->brief_operators_ns), static_cast<long long>(interposer->own_ns()),
@@ -202,6 +231,7 @@ PyObject* read_times(PyObject*, PyObject*) {
 PyObject* note_tensors(PyObject*, PyObject* on) {
   if (interposer) {
     interposer->recent.is_on = PyObject_IsTrue(on) == 1;
+    if (interposer->recent.is_on) interposer->end_counting();
     if (!interposer->recent.is_on) interposer->recent.forget();
   }
   Py_RETURN_NONE;
@@ -345,6 +375,9 @@ PyMethodDef session_functions[] = {
     {"instances", instances, METH_VARARGS,
      "instances(objects, classes): return the objects in a list whose type is one of these classes, or derived from one."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
+    {"count_only", count_only, METH_O,
+     "count_only(share): between two steps: only count operators from now on, if memory is ample: tensors take at most one in so\n"
+     "many bytes of the limit."},
     {"counters", counters, METH_NOARGS,
      "Return ns of the fast path: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
     {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS,

@@ -7,6 +7,8 @@
 #include <memory>
 
 #include "admission.h"
+#include "bodies.h"
+#include "counting.h"
 #include "describe.h"
 #include "device.h"
 #include "lists.h"
@@ -44,10 +46,19 @@ class Interposer final : public FastPath {
         any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "SlowPath"), "home_thread"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
         waiting_(type_of(classes, "SlowPath"), "waiting") {
+    Counting::own().clear();
+    own_.round_with(as_number(attribute(python, "mask").get()));
+    ledger.census = &own_.census;
+    ledger.tell_census();
     backend_of(core_).connect(SessionBackend::Native{replays_, this->device, slow_path_.get(), next_tick_, waiting_,
                                                      as_number(attribute(python, "mask").get())});
   }
-  ~Interposer() { backend_of(core_).disconnect(); }
+  ~Interposer() {
+    ledger.settle();
+    ledger.census = nullptr;
+    own_.leave();
+    backend_of(core_).disconnect();
+  }
 
   void handle(Arrival& arrival, const Gil& gil, Stopwatch& watch) {
     if (is_without_memory(arrival) || !is_used_by(arrival) || !(device.is_bound() || wake(arrival))) {
@@ -58,7 +69,6 @@ class Interposer final : public FastPath {
       return;
     }
     OperatorInfo& info = operators_.of(arrival.op);
-    watch.is_of(arrival.op);
     Body* body = Body::innermost;
     if (info.composite || (body != nullptr && info.foreign)) {
       take_apart(info, arrival, gil, watch);
@@ -93,6 +103,30 @@ class Interposer final : public FastPath {
     tick_after(left_, watch);
   }
 
+  // Called between two steps: only counts operators from now on (counting.h), if memory is ample and nobody has to see them.
+  // share: memory is ample while tensors take at most one in so many bytes of the limit.
+  void count_only(int64_t share) {
+    ledger.settle();
+    int64_t ample = ledger.budget_bytes < 0 ? UNLIMITED : ledger.limit / share;
+    bool is_ample = !ledger.pressure && ledger.paused == 0 && ledger.peak_bytes <= ample;
+    bool is_seen = versions_.observers.any() || versions_.fingerprints.are_taken() || call_observer_.is_on() || recent.is_on;
+    if (!device.is_bound() || device.is_modelled() || !is_ample || is_seen || is_careful())
+      return core_.recipes.end_counting();
+    operators_.each([](const void* schema, const OperatorInfo& info) { Counting::own().add(schema, info); });
+    Counting::own().allow(device, /*may_leave=*/ledger.tier != nullptr);
+    own_.census.ample = ample;
+    ledger.tell_census();
+    own_.census.counting = true;
+  }
+  void end_counting() { core_.recipes.end_counting(); }
+  void collect_dead() { ledger.collect_dead(); }
+  // Called with what an operator that was only counted has made: some of it is not plain.
+  void meet_results(const Arrival& arrival) {
+    Off off;
+    for (const at::Tensor& tensor : arrival.tensors())
+      if (!dtrrun::is_known(tensor, own_, device)) describer_.meet(tensor);
+  }
+
   // Returns true if a tensor's memory is, as far as is known, an initialised constant of the session.
   bool is_updated_constant(const at::Tensor& tensor) {
     if (!device.has(tensor.device())) return false;
@@ -113,7 +147,11 @@ class Interposer final : public FastPath {
   void share() { shared_ = true; }
 
   // Forgets what is known about operators, since one of PyTorch's own has got another kernel.
-  void relearn() { operators_.relearn(); }
+  void relearn() {
+    operators_.relearn();
+    end_counting();
+    Counting::own().clear();
+  }
 
   void forget() {
     describer_.signatures.clear();
@@ -147,6 +185,7 @@ class Interposer final : public FastPath {
 
   // `Access.pin`, for a gradient that is resident. Returns false if it must be handled in Python.
   bool pin_gradient(const at::Tensor& gradient) {
+    if (ledger.counting() && dtrrun::is_known(gradient, own_, device)) return true;  // nothing is evicted
     Off off;
     ActiveThreadGuard visit(*this);
     if (!is_plain(gradient) || !is_plain_kind(gradient, device) || !device.is_bound() || is_careful()) return false;
@@ -174,7 +213,10 @@ class Interposer final : public FastPath {
     return computed_from(all ? ledger.versions.all() : recent.held(from), leaving);
   }
 
-  Ref calls(int64_t OperatorInfo::*counter) const { return operators_.calls(counter); }
+  Ref calls(int64_t OperatorInfo::*counter) {
+    operators_.each([](const void* schema, OperatorInfo& info) { info.native_calls += Counting::own().calls(schema); });
+    return operators_.calls(counter);
+  }
 
   // Called when code of the program is about to run in the middle of an operator (`runtime/dispatch/turns.py`): this thread
   // leaves the fast path until `rejoin`. Returns whether it was there, and no other thread used the session.
@@ -200,9 +242,20 @@ class Interposer final : public FastPath {
   bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
 
   Device device;
+  void tick_after(int64_t now, Stopwatch& watch) {
+    if (now <= next_look_) return;
+    next_look_ = now + 5'000'000;
+    Stopwatch::Pause pause(watch);  // it measures its own time
+    if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
+  }
+
   // Time in the program's operators, and of our own: measured, or estimated from those that were timed. In the estimates, no
   // thread waits for a processor.
   int64_t operators_ns = 0, bookkeeping_ns = 0, brief_operators_ns = 0;
+  void add_counted() {
+    operators_ns += Counting::own().long_ns();
+    brief_operators_ns += Counting::own().brief_ns();
+  }
   int64_t own_ns() const { return Stopwatch::own_ns() - own_before_; }
   int64_t cold_ns() const { return Stopwatch::cold_ns() - cold_before_; }
 
@@ -446,13 +499,6 @@ class Interposer final : public FastPath {
     brief_operators_ns += Stopwatch::for_all(ns);
   }
 
-  void tick_after(int64_t now, Stopwatch& watch) {
-    if (now <= next_look_) return;
-    next_look_ = now + 5'000'000;
-    Stopwatch::Pause pause(watch);  // it measures its own time
-    if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
-  }
-
   // -- the fast path ---------------------------------------------------------------------------------
 
   // Returns false if versions of its tensors have changed meanwhile, and it has to be described again.
@@ -673,6 +719,7 @@ class Interposer final : public FastPath {
   Slot any_reason_, home_, next_tick_, waiting_;
   Ref known_home_;
   unsigned long home_thread_ = 0;  // the value of `known_home_`
+  OwnStorages& own_ = OwnStorages::enter();
   bool shared_ = false;  // by several threads, which take turns with `lock_`
   int64_t next_look_ = 0, left_ = 0;  // left_: when one was timed last
   const int64_t own_before_ = Stopwatch::own_ns(), cold_before_ = Stopwatch::cold_ns();

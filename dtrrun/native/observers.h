@@ -70,6 +70,7 @@ class CallObserver {
   explicit CallObserver(PyObject* slow_path) : object_(attribute(slow_path, "calls")) {
     if (object_.get() != Py_None) notes_ = &CallNotesObject::of(object_.get());
   }
+  bool is_on() const { return notes_ != nullptr; }
   // An operator that is not a view has been called.
   void called() const {
     if (notes_ != nullptr) notes_->called();

@@ -44,6 +44,12 @@ class OperatorTable {
     return known == facts_.end() ? nullptr : &known->second;
   }
 
+  // Calls function(schema, info) for each operator that the session has seen.
+  template <class Function>
+  void each(const Function& function) {
+    for (auto& [schema, info] : facts_) function(schema, info);
+  }
+
   // Returns how often each operator went to Python, or was handled here, by name.
   Ref calls(int64_t OperatorInfo::*counter) const {
     Ref calls = checked(PyDict_New());

@@ -50,7 +50,7 @@ class Recording {
     bool plain = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
       const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
       return impl->has_storage() && is_plain_kind(tensor, device_) &&
-             WatchedStorage::can_watch(impl->unsafe_storage().unsafeGetStorageImpl());
+             OwnStorages::can_watch(impl->unsafe_storage().unsafeGetStorageImpl());
     });
     if (!plain) return classified_in_python(call, outputs);
     for (size_t place = 0; place < tensors.size(); place++) {

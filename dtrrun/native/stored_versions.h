@@ -55,13 +55,13 @@ inline void tell_deaths() {
 inline Ref object_of(const c10::Storage& storage) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   bool is_known = object_in(impl->pyobj_slot()) != nullptr;
-  if (is_known || !WatchedStorage::can_watch(impl)) return own_object_of(storage);
+  if (is_known || !OwnStorages::can_watch(impl)) return own_object_of(storage);
   return new_object_of(storage);
 }
 
 // Makes this the storage of a new version. It must be watchable.
 inline void take_storage(StoredVersion* one, c10::StorageImpl* storage) {
-  WatchedStorage::watch(storage);
+  OwnStorages::watch(storage);
   one->node.key = reinterpret_cast<int64_t>(storage);
   one->storage = weak_reference(storage);
 }
@@ -80,7 +80,7 @@ inline VersionRef version_over(PyObject* storage, PyObject* on_death) {
   VersionRef made = new_version<StoredVersion>();
   if (is_storage(storage)) {
     c10::StorageImpl* impl = storage_of(storage).unsafeGetStorageImpl();
-    if (WatchedStorage::can_watch(impl)) {
+    if (OwnStorages::can_watch(impl)) {
       take_storage(as_stored(made.get()), impl);
       return made;
     }

@@ -32,6 +32,11 @@ class Returning : public Arrival {
     each(*result_, [&](const auto& one) { all.emplace_back(one); });
     return all;
   }
+  bool count_results(OwnStorages& own) final {
+    bool all = true;
+    each(*result_, [&](const auto& one) { all = count_new(one, own) && all; });
+    return all;
+  }
   void set_results(Stack&& results) final { result_.emplace(unboxed(std::move(results), static_cast<Result*>(nullptr))); }
   Result take() { return std::move(*result_); }
 
@@ -65,6 +70,7 @@ class Returning<at::Tensor&> : public Arrival {
  public:
   Tensors tensors() const final { return {*self_}; }
   Stack results() const final { return {*self_}; }
+  bool count_results(OwnStorages&) final { return true; }
   void set_results(Stack&&) final {}
   at::Tensor& take() { return *self_; }
 
@@ -110,6 +116,10 @@ class TypedArrival final : public Returning<Result> {
   }
   void keep() override {}  // a kernel does not consume its arguments
   void restore() override {}
+  void drop() override {}
+  bool is_known(const OwnStorages& own, const Device& device) override {
+    return std::apply([&](const auto&... all) { return (dtrrun::is_known(all, own, device) && ...); }, args_);
+  }
 
  private:
   static constexpr size_t COUNT = sizeof...(Args);

@@ -411,6 +411,7 @@ class Session:
         """
         budget_bytes = as_bytes(size)
         with self._lock:
+            self.dtr.recipes.end_counting()
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
             self.slow_path.signatures.forget()  # those made without a budget lack result sizes
@@ -762,6 +763,8 @@ class Session:
             self._settle_fingerprints()
             if self.steps.count <= LEARNING:
                 self.slow_path.signatures.measure_again()
+            elif self._recorder is None:
+                self.interposer.count_only()
         assert self.steps.last is not None
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)

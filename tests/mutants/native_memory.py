@@ -227,7 +227,7 @@ native(
     ("deaths are not told", "for (Ledger* ledger : ledgers) «storage_died(*ledger, storage);»", "",
      "native_graph::a_death_while_an_error_passes"),
     ("storages get objects that PyTorch knows",
-     "if («is_known || !WatchedStorage::can_watch(impl)»)", "true",
+     "if («is_known || !OwnStorages::can_watch(impl)»)", "true",
      "native_graph::gradients_are_summed_in_place_as_without_us"),
 )
 native(
@@ -265,4 +265,34 @@ native(
     ("what a kernel keeps is not noticed",
      "if («tensor.use_count() > before(tensors_, impl) + before(returned, impl)») return "
      "found.push_back(tensor);", "false", "hazards_native_code::an_operator_keeps_its_argument"),
+)
+native(
+    "counting", "storages.h",
+    ("a counted storage that dies still counts",
+     "«owner.census.bytes.fetch_sub(owner.size_of(storage), std::memory_order_relaxed);»", "",
+     "counting::peaks_are_those_of_the_full_way"),
+    ("a counted storage counts twice once it has a version",
+     "if («is_counted(storage)») uncount(storage);", "false",
+     "counting::peaks_are_those_of_the_full_way"),
+)
+native(
+    "counting", "counting.h",
+    ("new tensors are not counted", "if («!arrival.count_results(own)») meet_results(arrival);", "false",
+     "counting::peaks_are_those_of_the_full_way"),
+    ("what is new to the session is not entered", "«!arrival.is_known(own, *device_)» || !is_here()", "false",
+     "counting::a_later_session_counts_what_an_earlier_one_has_counted"),
+    ("a counted kernel takes any amount of memory", "«CountedKernel kernel(room);» run();", "",
+     "counting::an_operator_that_there_is_no_room_for_is_refused_before_it_has_run[False]"),
+    ("counting never ends",
+     "if («own.census.note() > own.census.ample.load(std::memory_order_relaxed)») end_counting();",
+     "(own.census.note(), false)", "counting::a_step_that_takes_more_than_the_budget_is_kept_inside"),
+)
+native(
+    "counting", "core/recipes.cpp",
+    ("recipes outlive changes that were only counted",
+     "if («!one->constant()») make_constant(one, pins::COUNTED);", "false",
+     "counting::recipes_do_not_outlive_changes_that_are_only_counted"),
+    ("what was filled while operators were counted is blank",
+     "if («one->pin == pins::UNINITIALISED») one->pin = pins::COUNTED;", "false",
+     "counting::what_was_filled_meanwhile_is_not_blank"),
 )

@@ -39,4 +39,5 @@ conditions = st.builds(
     slow=st.sampled_from((True, False, False)),
     turns=st.just(()),
     host=st.sampled_from((False, False, True)),
+    counted=st.just(False),
 )

@@ -29,7 +29,8 @@ class Conditions(NamedTuple):
     share: None for a budget of one byte that may be exceeded (all is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
     that run before the session begins, and after it has ended. slow: as in `tests.paths.budget`. turns:
-    heuristics that alternate, one for each step. host: whether constants leave, too.
+    heuristics that alternate, one for each step. host: whether constants leave, too. counted: whether the
+    first half of the steps has no budget, and is only counted, as far as its operators have run before.
     """
 
     share: float | None = None
@@ -39,6 +40,7 @@ class Conditions(NamedTuple):
     slow: bool = True
     turns: tuple[str, ...] = ()
     host: bool = False
+    counted: bool = False
 
 
 STRESS = Conditions()
@@ -78,12 +80,13 @@ def compare(
     w = World()
     w.run(program[:first])
     weight = torch.zeros(1, requires_grad=True)
+    counted = range(first, (first + split) // 2 if conditions.counted else first)
     with budget(
-        budget_bytes,
+        None if counted else budget_bytes,
         slow=conditions.slow,
         over_budget="evict" if conditions.share is None else "error",
         heuristic=conditions.heuristic,
-        verify=True,
+        verify=not counted,  # which has to see all operators
         cost="model",  # decisions do not depend on the machine: failures are reproducible
         host_budget=f"1GB:{gettempdir()}" if conditions.host else "none",
     ) as session:
@@ -93,8 +96,17 @@ def compare(
             session.ledger.let_constants_leave()
         if len(program) % 3:  # it trains: then gradients are not searched for in other ways
             torch.optim.SGD([weight])
+        if counted:
+            generators = torch.get_rng_state(), random.getstate()
+            World().run(program[first:split])
+            torch.set_rng_state(generators[0])
+            random.setstate(generators[1])
+            session.interposer.count_only()
+            assert session.ledger.counting
         try:
             for done in range(first, split):
+                if counted and done == counted.stop:
+                    session.set_budget(budget_bytes)
                 w.run(program[done : done + 1], lambda: invariants.check(session))
                 if conditions.turns:
                     session.change_heuristic(conditions.turns[done % len(conditions.turns)])

@@ -25,14 +25,23 @@ def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> N
     """Run with everything evicted at every moment, and inside a share of the peak."""
     expected = plain(program)
     least = None
-    for one in (conditions._replace(share=None), conditions):
+    counted = conditions._replace(share=None, counted=True, slow=False, host=False)
+    for one in (conditions._replace(share=None), conditions, *[counted] * (len(program) % 3 == 0)):
         note(f"compare({program!r}, {one!r})")
         report = compare(program, one, expected, least)
-        kind = "stress" if one.share is None else "over" if report["error"] else "budget"
+        kind = (
+            "counted"
+            if one.counted
+            else "stress"
+            if one.share is None
+            else "over"
+            if report["error"]
+            else "budget"
+        )
         tally[kind] += 1
         tally[f"{kind} evicted"] += report["evictions"] > 0
         tally[f"{kind} rematerialized"] += report["rematerializations"] > 0
-        least = report["peak_bytes"]
+        least = least or report["peak_bytes"]
     settle()
 
 

@@ -28,6 +28,9 @@ from dtrrun.runtime.patches.registry import Function, Patches
 CLASSES = {one.__name__: one for one in (Reasons, SlowPath)}
 """Classes whose slots C++ reads."""
 
+AMPLE = 4
+"""Memory is ample while tensors take at most one in so many bytes of the budget."""
+
 CPU = torch.device("cpu")
 NO_KEYWORDS: dict[str, Any] = {}
 
@@ -184,6 +187,10 @@ class Interposer:
     def overwritten(self, nbytes: int, size: int) -> Overwritten:
         """Return the placeholder in a recipe for memory that its operator overwrites."""
         return Overwritten(nbytes, size, self.place)
+
+    def count_only(self) -> None:
+        """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`)."""
+        self.native.count_only(AMPLE)
 
     # -- in PyTorch's Python ---------------------------------------------------------------------
 

@@ -62,15 +62,17 @@ class Reasons:
     With a reason, each operator takes a lock, and the longest way, on which it asks `before_operator`.
     """
 
-    __slots__ = ("all", "any")
+    __slots__ = ("_end_counting", "all", "any")
 
-    def __init__(self) -> None:
+    def __init__(self, end_counting: Callable[[], None]) -> None:
         self.all: set[str] = set()
         self.any = False
+        self._end_counting = end_counting
 
     def add(self, why: str) -> None:
         self.all.add(why)
         self.any = True
+        self._end_counting()
 
     def remove(self, why: str) -> None:
         self.all.discard(why)
@@ -111,7 +113,7 @@ class SlowPath:
         self.native = native
         self.operators: dict[int, Operator] = {}
         """By the overload's id, since hashing an overload calls Python; `operator_of` keeps it alive."""
-        self.reasons = Reasons()
+        self.reasons = Reasons(dtr.recipes.end_counting)
         self.turns = Turns(lock, ended, self.reasons, native)
         self.next_tick = 0  # ns
         # Our time in `Own`, while the thread ran: in pieces of up to `BRIEF_NS`, and what others take longer.

@@ -33,7 +33,7 @@ def counters(session: Session) -> dict[str, int]:
         "evictable_bytes": evictable,
         "pinned_bytes": pinned,
         "evicted_bytes": ledger.evicted_bytes,
-        "live_storages": len(ledger.versions),
+        "live_storages": ledger.live_storages,
         "evictions": eviction.evictions,
         "evicted_bytes_total": eviction.evicted_bytes_total,
         "rematerializations": rematerializer.rematerializations,

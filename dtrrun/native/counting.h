@@ -1,0 +1,213 @@
+// Only counts operators, while memory is ample: their kernels run without the GIL, and what they make has no version, signature or
+// recipe. So an operator takes little longer than without dtrrun.
+//
+// `Interposer::count_only` decides at the end of a step whether the next one is counted: without a budget always, with one if no
+// step so far has taken a large part of it. The bytes of a new storage are known by its vtable (storages.h) until it dies.
+// Code that needs its version gets a constant (`Describer::known_or_adopted`). Counting ends within a step
+// (`Recipes::end_counting`) before memory is not ample any more. What there is then has to stay: so little of the budget that the
+// step still has most of it. Since nothing has been evicted by then, nothing has ever to be recomputed from what operators have written
+// to meanwhile.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <optional>
+#include <thread>
+
+#include "bodies.h"
+#include "counted_kernel.h"
+#include "device.h"
+#include "operator_info.h"
+#include "replays.h"
+#include "shortage.h"
+#include "stopwatch.h"
+#include "storages.h"
+
+namespace dtrrun {
+
+// What the session that is on does for an operator that is only counted. These take the GIL. (interposer.cpp)
+void collect_dead();
+void end_counting();
+void tick(int64_t now, Stopwatch& watch);
+void meet_results(const Arrival& arrival);
+
+class Counting {
+ public:
+  // The process-wide instance, never destroyed: a thread may be in it when its session ends.
+  static Counting& own() {
+    static Counting& counting = *new Counting;
+    return counting;
+  }
+
+  // Counts an operator. Returns false if it has to be handled in full, which the caller does.
+  bool run(Arrival& arrival, Stopwatch& watch) {
+    OwnStorages& own = OwnStorages::present();
+    if (!own.census.counting.load(std::memory_order_acquire)) return false;
+    Known* known = find(&arrival.op.schema());
+    if (known == nullptr || Body::innermost != nullptr || !arrival.is_known(own, *device_) || !is_here()) return false;
+    if (deaths.any()) collect_dead();
+    Off off;
+    Inside inside(*this);
+    if (inside.is_late(own)) return false;
+    bool timed = watch.is_on() || known->is_long.load(std::memory_order_relaxed);
+    int64_t started = timed ? now_ns() : 0;
+    if (known->makes) {
+      if (!run_within(arrival, *known, own.census.ample.load(std::memory_order_relaxed) - own.census.resident())) return false;
+    } else {
+      arrival.run();
+    }
+    int64_t ended = timed ? now_ns() : 0;
+    known->calls.fetch_add(1, std::memory_order_relaxed);
+    own.census.operators.fetch_add(1, std::memory_order_relaxed);
+    if (known->makes) {
+      if (!arrival.count_results(own)) meet_results(arrival);
+      if (deaths.any()) collect_dead();
+      if (own.census.note() > own.census.ample.load(std::memory_order_relaxed)) end_counting();
+    }
+    if (timed) add(*known, ended - started, watch);
+    if (timed && ended > next_look_.load(std::memory_order_relaxed)) {
+      next_look_.store(ended + LOOK_NS, std::memory_order_relaxed);
+      tick(ended, watch);
+    }
+    return true;
+  }
+
+  // -- by threads that have the GIL --
+
+  // Forgets all operators.
+  void clear() {
+    for (Known& one : known_) one.schema.store(nullptr, std::memory_order_relaxed);
+    count_ = 0;
+  }
+  // Lets operators on this device be counted. may_leave: what they read may leave for the host once counting has ended.
+  void allow(const Device& device, bool may_leave) {
+    device_.emplace(device);
+    may_leave_ = may_leave;
+  }
+  // Called when counting has ended, and something may be evicted next. Waits for counted kernels of other threads, which have not
+  // locked what they read.
+  void wait() const {
+    if (!may_leave_ || inside_ == (Inside::is_any ? 1 : 0)) return;
+    WithoutGil released;
+    while (inside_ != (Inside::is_any ? 1 : 0)) std::this_thread::yield();
+  }
+  // Lets an operator be counted, if it is of a kind that can be.
+  void add(const void* schema, const OperatorInfo& info) {
+    bool handled = info.native_calls != 0 && !info.composite && !info.foreign && !info.grows && info.handler != HandlerKind::OTHER;
+    if (!handled || count_ == MOST || find(schema) != nullptr) return;
+    Known& one = *place_of(schema);
+    one.makes = info.handler == HandlerKind::PLAIN || info.handler == HandlerKind::WRITES;
+    one.repeatable = !info.random && !info.updates && info.mutates.empty();
+    one.writes = !info.mutates.empty();
+    one.is_long = false;
+    one.calls = 0;
+    one.schema.store(schema, std::memory_order_release);
+    count_++;
+  }
+  // Returns how often an operator has been counted since the last call.
+  int64_t calls(const void* schema) {
+    Known* known = find(schema);
+    return known == nullptr ? 0 : known->calls.exchange(0, std::memory_order_relaxed);
+  }
+  // Return the time in counted operators, exact and estimated, since the last call.
+  int64_t long_ns() { return long_ns_.exchange(0, std::memory_order_relaxed); }
+  int64_t brief_ns() { return brief_ns_.exchange(0, std::memory_order_relaxed); }
+
+ private:
+  // A thread that is about to run a counted kernel.
+  class Inside {
+   public:
+    explicit Inside(Counting& counting) : counting_(counting.may_leave_ ? &counting : nullptr) {
+      if (counting_ == nullptr) return;
+      counting_->inside_++;
+      is_any = true;
+    }
+    ~Inside() {
+      if (counting_ == nullptr) return;
+      is_any = false;
+      counting_->inside_--;
+    }
+    Inside(const Inside&) = delete;
+    // Whether counting has ended meanwhile.
+    bool is_late(const OwnStorages& own) const { return counting_ != nullptr && !own.census.counting; }
+    static inline thread_local bool is_any = false;
+
+   private:
+    Counting* const counting_;
+  };
+
+  // Returns whether this thread runs operators where the session counts them.
+  bool is_here() const { return device_->is_cpu() || (device_->is_current() && device_->on_main_stream()); }
+
+  static constexpr size_t PLACES = 2048, MOST = 1024;
+  static constexpr int64_t LOOK_NS = 5'000'000;
+  static constexpr int64_t TIMES = 4;  // what an operator that can't be repeated makes takes at most so many times as its first tensor
+
+  // What is known about an operator.
+  struct Known {
+    std::atomic<const void*> schema{nullptr};
+    bool makes = false, repeatable = false, writes = false;
+    std::atomic<bool> is_long{false};  // as the last call that was timed
+    std::atomic<int64_t> calls{0};
+  };
+
+  Known* place_of(const void* schema) {
+    size_t place = (reinterpret_cast<uintptr_t>(schema) >> 6) % PLACES;
+    while (true) {
+      const void* there = known_[place].schema.load(std::memory_order_acquire);
+      if (there == nullptr || there == schema) return &known_[place];
+      place = (place + 1) % PLACES;
+    }
+  }
+  Known* find(const void* schema) {
+    Known* found = place_of(schema);
+    return found->schema.load(std::memory_order_relaxed) == nullptr ? nullptr : found;
+  }
+
+  // Runs a kernel that makes tensors. room: the bytes that these may take. Returns false, with nothing done, if they would take more,
+  // or might: in full, room is made first.
+  static bool run_within(Arrival& arrival, const Known& known, int64_t room) {
+    auto run = [&] { Shortage::Kernel::run(/*locked=*/false, /*own=*/true, [&] { arrival.run(); }); };
+    if (room > UNLIMITED / 2 || known.writes) {  // no budget; or what is written to is there already
+      run();
+      return true;
+    }
+    if (!known.repeatable) {
+      const at::Tensor* first = arrival.first();
+      if (first == nullptr || !first->defined() || static_cast<int64_t>(first->nbytes()) > room / TIMES) return false;
+      run();
+      return true;
+    }
+    arrival.keep();
+    try {
+      CountedKernel kernel(room);
+      run();
+    } catch (const CountedKernel::TooLarge&) {
+      arrival.restore();
+      return false;
+    } catch (const c10::OutOfMemoryError&) {  // on a GPU, others may have its memory
+      arrival.restore();
+      return false;
+    }
+    arrival.drop();
+    return true;
+  }
+
+  void add(Known& known, int64_t ns, Stopwatch& watch) {
+    watch.leave_out(ns);
+    if (known.is_long.load(std::memory_order_relaxed))
+      long_ns_.fetch_add(ns, std::memory_order_relaxed);
+    else
+      brief_ns_.fetch_add(Stopwatch::for_all(ns), std::memory_order_relaxed);
+    known.is_long.store(ns >= BRIEF_NS, std::memory_order_relaxed);
+  }
+
+  std::array<Known, PLACES> known_;
+  size_t count_ = 0;
+  std::optional<Device> device_;
+  bool may_leave_ = false;
+  std::atomic<int> inside_{0};  // threads in a counted kernel, if something may leave
+  std::atomic<int64_t> next_look_{0}, long_ns_{0}, brief_ns_{0};
+};
+
+}  // namespace dtrrun

@@ -1,0 +1,252 @@
+"""While memory is ample, operators are only counted. Peaks are the same, and so are bits once it is short."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dtrrun
+from dtrrun.runtime.dispatch.interposer import Interposer
+from tests.conformance.programs import assert_same, bits
+
+STEPS = 7
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(50, 16, sparse=True)
+        self.recurrent = nn.LSTM(16, 16, dropout=0.1, num_layers=2)
+        self.norm = nn.BatchNorm1d(16)
+        self.convolution = nn.Conv1d(1, 4, 3, padding=1)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        made = self.embedding(x).view(4, -1, 16)
+        made = self.norm(self.recurrent(made)[0].flatten(0, 1))
+        made = F.dropout(F.relu(self.convolution(made.unsqueeze(1)), inplace=True), 0.2, self.training)
+        return self.head(made.flatten(1))
+
+
+def training(rows=32):
+    """Return a function that trains for a step with a given number of rows, and what it leaves behind."""
+    torch.manual_seed(0)
+    net, kept = Net(), []
+    dense = [one for name, one in net.named_parameters() if "embedding" not in name]
+    optimizers = torch.optim.AdamW(dense), torch.optim.SparseAdam(list(net.embedding.parameters()))
+
+    def step(times=1):
+        x = torch.randint(50, (rows * times, 5))
+        loss = F.cross_entropy(net(x), torch.tensor(x.sum(1).tolist()) % 10)
+        for one in optimizers:
+            one.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(dense, 1.0)
+        for one in optimizers:
+            one.step()
+        larger = torch.empty(0, dtype=torch.long)
+        torch.add(x, 1, out=larger)
+        larger.resize_(3).fill_(1)
+        with torch.no_grad():
+            parts = torch.cat(net(x).softmax(1).split(5)).to_sparse()
+        kept.append((loss, larger, parts.sum().item(), float(torch.complex(loss, loss).detach().conj().imag)))
+
+    return step, [net, optimizers[0], kept]
+
+
+def peaks_of(step, size, times=(1,) * STEPS):
+    """Return the peak of each step under dtrrun, and whether operators were only counted at the end."""
+    peaks = []
+    with dtrrun.budget(size) as session:
+        session.on_step(lambda figures: peaks.append(figures["peak_bytes"]))
+        for one in times:
+            step(one)
+        return peaks, session.report(), session.ledger.counting
+
+
+@pytest.mark.parametrize("size", [None, "1GB"])
+def test_peaks_are_those_of_the_full_way(size, monkeypatch):
+    step, state = training()
+    for _ in range(STEPS):
+        step()
+    expected = bits(state)
+    step, state = training()
+    counted, report, counts = peaks_of(step, size)
+    assert counts
+    assert_same(expected, bits(state), "counted")
+    monkeypatch.setattr(Interposer, "count_only", lambda self: None)
+    full, in_full, _ = peaks_of(training()[0], size)
+    assert counted == full
+    for name in ("peak_bytes", "plain_peak_bytes", "operators_run"):
+        assert report.get(name) == in_full.get(name), name
+
+
+def test_what_is_counted_has_no_version():
+    step, _ = training()
+    with dtrrun.budget(None) as session:
+        torch.ones(8, 8) * 2 + 1  # the first call of each operator is handled in full
+        for _ in range(5):
+            step()
+        before = {key for key, _ in session.ledger.versions.items()}
+        x = torch.ones(8, 8)
+        for _ in range(10):
+            x = x * 2 + 1
+        session.ledger.collect_dead()
+        assert session.ledger.counting
+        assert not {key for key, _ in session.ledger.versions.items()} - before
+        assert session.ledger.census_bytes >= 256
+
+
+def test_a_step_that_takes_more_than_the_budget_is_kept_inside():
+    def all_steps(step):
+        for times in (1, 1, 1, 1, 24, 1, 24):
+            step(times)
+
+    step, state = training()
+    all_steps(step)
+    expected = bits(state)
+    plain = max(peaks_of(training()[0], None, (1, 1, 24))[0])
+    step, state = training()
+    with dtrrun.budget(plain * 2 // 3) as session:
+        for times in (1, 1, 1, 1):
+            step(times)
+        assert session.ledger.counting
+        for times in (24, 1, 24):
+            step(times)
+        report = session.report()
+        assert not session.ledger.counting
+        assert report["evictions"] > 0
+        assert report["peak_bytes"] <= plain * 2 // 3
+        assert_same(expected, bits(state), "inside")
+
+
+def evicted_at_every_moment(make):
+    """Return what `make` makes in a session whose first steps are only counted, if all is evicted then."""
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with dtrrun.budget(None, over_budget="evict") as session:
+        parts = make()
+        made = [next(parts)]
+        for _ in range(3):
+            (weight * 2).sum().backward()
+            optimizer.step()
+        assert session.ledger.counting
+        made.append(next(parts))
+        assert session.ledger.counting
+        session.set_budget(1)
+        made += parts
+        return bits(made)
+
+
+def test_recipes_do_not_outlive_changes_that_are_only_counted():
+    def make():
+        x = torch.ones(8, 8)
+        x.mul_(2)  # a constant from now on
+        y = x + 1
+        yield y
+        x.mul_(3)
+        yield x
+        yield y * 2
+
+    assert_same(bits(list(make())), evicted_at_every_moment(make), "evicted")
+
+
+def test_what_was_filled_meanwhile_is_not_blank():
+    def make():
+        x, y = torch.empty(2, 64), torch.ones(2, 64)
+        y[0].copy_(y[1])
+        yield y
+        x[0].copy_(y[0])
+        yield y
+        x[1].copy_(y[0] * 2)
+        yield x + 1
+        yield x
+
+    assert_same(bits(list(make())), evicted_at_every_moment(make), "evicted")
+
+
+def test_what_was_counted_is_named_when_the_budget_is_too_small():
+    step, _ = training()
+    with dtrrun.budget("40MB") as session:
+        for _ in range(4):
+            step()
+        assert session.ledger.counting
+        kept = [torch.ones(1 << 18) * one for one in range(8)]  # 8 MB, a fifth
+        assert session.ledger.counting
+        with pytest.raises(dtrrun.BudgetError, match=r"made while memory was ample +8\.\d+ MB"):
+            kept += [torch.full((1 << 18,), 2.0).numpy() for _ in range(40)]
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_an_operator_that_there_is_no_room_for_is_refused_before_it_has_run(random):
+    step, _ = training()
+    make = torch.randn if random else torch.ones
+    with dtrrun.budget("40MB") as session:
+        for _ in range(4):
+            step()
+        assert session.ledger.counting
+        with pytest.raises(dtrrun.BudgetError):
+            make(5000, 5000)
+        assert session.report()["peak_bytes"] < 10_000_000
+        assert make(2000, 3000).sum() != 0  # 24 MB: more than a quarter, so counting has ended
+        assert not session.ledger.counting
+        assert 24_000_000 < session.report()["peak_bytes"] <= 40_000_000
+
+
+def test_two_threads_are_counted_at_once():
+    together = threading.Barrier(2)
+
+    def work(net, x):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        together.wait()
+        for _ in range(20):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+
+    def nets():
+        torch.manual_seed(0)
+        return [
+            (nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(16, 8)) for _ in range(2)
+        ]
+
+    def run(work_all):
+        both = nets()
+        threads = [threading.Thread(target=work_all, args=one) for one in both]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        return bits([net.state_dict() for net, _ in both])
+
+    plain = run(work)
+    with dtrrun.budget("1GB") as session:
+        found = run(work)
+        assert session.ledger.counting
+        assert session.report()["peak_bytes"] < 100_000
+    assert_same(plain, found, "in two threads")
+
+
+def test_a_later_session_counts_what_an_earlier_one_has_counted():
+    step, _ = training()
+    data = []
+    with dtrrun.budget(None):
+        for _ in range(4):
+            step()
+        data.append(torch.ones(1 << 20) + 1)  # 4 MB, counted
+        data.append(torch.ones(1 << 20))
+        data[1] += data[0]
+    with dtrrun.budget(None) as session:
+        for _ in range(4):
+            step()
+        assert session.ledger.counting
+        before = session.report()["peak_bytes"]
+        total = sum(one.sum() for one in data)
+        assert session.report()["peak_bytes"] >= (8 << 20)
+        assert before < (8 << 20)
+        data.clear()
+        session.ledger.collect_dead()
+        assert session.ledger.resident_bytes < before
+    assert total == (2 + 3) * (1 << 20)
