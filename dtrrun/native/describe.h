@@ -52,7 +52,7 @@ class Describer {
     if (!written_.empty()) written_.clear();
     // Recipes and observers need them.
     offsets_matter_ = info.makes_tensors || info.handler != HandlerKind::PLAIN;
-    key_.add(reinterpret_cast<uint64_t>(&info));
+    key_.add(info.number);
     bool is_placed = false;  // it says that its results are on our device
     for (size_t place = 0; place < call.count; place++) {
       const IValue& value = call.argument(place);

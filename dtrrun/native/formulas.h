@@ -89,7 +89,7 @@ class Formulas {
 
   // Returns everything that determines the types of a call's results.
   static std::optional<Family> family_of(const OperatorInfo& info, const IValue* values, size_t count) {
-    Family family{reinterpret_cast<uint64_t>(&info), static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()))};
+    Family family{info.number, static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()))};
     Key others;
     for (size_t place = 0; place < count; place++) {
       const IValue& value = values[place];

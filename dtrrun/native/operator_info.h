@@ -41,6 +41,8 @@ enum class HandlerKind { OTHER, VIEW, PLAIN, WRITES, LISTS, NO_TENSORS };
 
 // What is known about an operator; see `runtime/operators.py`.
 struct OperatorInfo {
+  bool is_old = false;  // what is known may have changed
+  uint64_t number = 0;  // another one for each operator, and for one that takes the place of another in memory
   HandlerKind handler = HandlerKind::OTHER;
   bool composite = false, foreign = false, untouching = false, random = false, overwrites = false, uninitialised = false;
   bool views = false, only_views = false;  // as in `runtime/operators.py`

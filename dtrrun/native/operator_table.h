@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <array>
+#include <atomic>
 #include <unordered_map>
 
 #include "operator_info.h"
@@ -24,18 +25,20 @@ class OperatorTable {
       recent = schema;
     }
     OperatorInfo& info = *its;
-    if (info.func && !info.foreign) return info;
+    if (info.func && !info.foreign && !info.is_old) return info;
     Ref func = function_of(op);
-    if (info.func.get() == func.get()) return info;
-    // New, or a library of the program's has been removed and its memory reused.
+    if (info.func.get() == func.get() && !info.is_old) return info;
+    // New, or old, or a library of the program's has been removed and its memory reused.
     OperatorInfo found = learned(op, std::move(func));
-    if (info.func.get() != found.func.get()) info = std::move(found);  // or another thread has learned it meanwhile
+    bool is_same = info.func.get() == found.func.get();
+    if (is_same) found.number = info.number;
+    if (!is_same || info.is_old) info = std::move(found);  // or another thread has learned it meanwhile
     return info;
   }
 
   // Makes the table ask about each operator once more.
   void relearn() {
-    for (auto& [schema, info] : facts_) info.func = Ref();
+    for (auto& [schema, info] : facts_) info.is_old = true;
   }
 
   // Returns null if the session has not seen it.
@@ -66,7 +69,9 @@ class OperatorTable {
  private:
   // An interrupt leaves nothing half learned.
   OperatorInfo learned(const c10::OperatorHandle& op, Ref func) const {
+    static std::atomic<uint64_t> last{0};
     OperatorInfo info;
+    info.number = ++last;
     Ref learned = checked(PyObject_CallMethod(python_.get(), "facts_of", "O", func.get()));
     bool simple = truth(learned.get(), "simple"), is_view = simple && truth(learned.get(), "view");
     info.composite = !truth(learned.get(), "higher_order") && truth(learned.get(), "composite");

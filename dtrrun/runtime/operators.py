@@ -219,6 +219,7 @@ class Operator:
         "name",
         "only_views",
         "opaque_output",
+        "overload",
         "overwrites",
         "overwrites_blank",
         "pointwise",
@@ -242,6 +243,7 @@ class Operator:
     )
 
     def __init__(self, func: Any) -> None:
+        self.overload = func  # kept alive: sessions know operators by the ids of their overloads
         self.described = repr(func)
         self.higher_order = not isinstance(func, torch._ops.OpOverload)
         if self.higher_order:

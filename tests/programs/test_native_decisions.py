@@ -58,8 +58,8 @@ def decisions(report: dict[str, Any]) -> dict[str, Any]:
 def careful(patch: pytest.MonkeyPatch) -> None:
     begin = Reasons.__init__
 
-    def begin_carefully(reasons: Reasons) -> None:
-        begin(reasons)
+    def begin_carefully(reasons: Reasons, *args: Any) -> None:
+        begin(reasons, *args)
         reasons.add("a test")
 
     patch.setattr(Reasons, "__init__", begin_carefully)

@@ -112,7 +112,7 @@ class SlowPath:
         self.too_small = too_small
         self.native = native
         self.operators: dict[int, Operator] = {}
-        """By the overload's id, since hashing an overload calls Python; `operator_of` keeps it alive."""
+        """By the overload's id, since hashing an overload calls Python; its `Operator` keeps it alive."""
         self.reasons = Reasons(dtr.recipes.end_counting)
         self.turns = Turns(lock, ended, self.reasons, native)
         self.next_tick = 0  # ns
