@@ -15,7 +15,7 @@ void Recipes::make_constant(Version* one, Pin pin) {
     if (one->has_left()) ledger_.constant_has_left(one);
     ledger_.add_constant(one);
   }
-  if (one->pin == nullptr) one->pin = pin;
+  if (one->pin == nullptr || one->pin == pins::COUNTED) one->pin = pin;
 }
 
 void Recipes::end_counting() {
