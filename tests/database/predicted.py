@@ -20,7 +20,6 @@ import torch
 
 import dtrrun
 from dtrrun.core.observer import Observer
-from dtrrun.runtime.dispatch.arguments import outputs_of
 from dtrrun.runtime.storage import size_of
 from tests.database import operators
 from tests.database.judge import Probe
@@ -98,15 +97,20 @@ class Watch(Observer):
 
     def finished(self, call: Any, outputs: Any) -> None:
         predicted, before = self.admitted_calls.pop(id(call))
-        plain = not call.opaque and all(one.layout == torch.strided for one in outputs_of(call.result, []))
+        plain = not call.opaque and None not in call.results
         if plain:  # for others, only the size of the inputs is known
-            real = made(self.ledger, call, outputs, before)
-            self.found.append(Prediction(str(call.func), predicted, real, self.case))
+            real = made(self.ledger, call, before)
+            self.found.append(Prediction(str(call.operator.overload), predicted, real, self.case))
 
 
-def made(ledger: Any, call: Any, outputs: Any, before: dict[int, int]) -> int:
+def made(ledger: Any, call: Any, before: dict[int, int]) -> int:
     """Return the bytes of new storages, and those by which others have grown."""
-    fresh = [size_of(one) for _, one, _ in outputs if one.device.type == ledger.device_type]
+    new = {ledger.key_of(storage): storage for storage, _ in call.results}
+    fresh = [
+        size_of(one)
+        for key, one in new.items()
+        if key not in before and one.device.type == ledger.device_type
+    ]
     grown = 0
     for holes in call.written.values():
         key = call.versions[holes[0]].key

@@ -45,7 +45,7 @@ CASES = [
     ("--profile ./binary true", "binary: not a text file: "),
     ("--profile ./deep.json true", "deep.json: malformed YAML: nested too deeply"),
     ("report nowhere -o x.html", "nowhere cannot be read: No such file or directory"),
-    ("report folder -o x.html", "folder cannot be read: Is a directory"),
+    ("report folder -o x.html", "no file *.json in folder is the report of a run"),
     ("report empty -o x.html", "empty is not JSON"),
     ("report binary -o x.html", "binary is not JSON"),
     ("report deep.json -o x.html", "deep.json is not JSON"),

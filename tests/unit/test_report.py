@@ -215,7 +215,7 @@ def described(heading: str) -> set[str]:
 
 def test_the_page_names_reasons_that_exist():
     section = PAGE.read_text().split("\n## Why memory is pinned\n")[1].split("\n## ")[0]
-    paths = [path for part in ("core", "runtime") for path in (CODE / part).rglob("*.*")]
+    paths = [path for part in ("core", "native", "runtime") for path in (CODE / part).rglob("*.*")]
     code = "".join(path.read_text() for path in paths if path.suffix in (".py", ".h"))
     rows = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
     reasons = [reason for row in rows for reason in re.findall("`(.+?)`", row)]
