@@ -1,10 +1,11 @@
 """runtime.patches.registry: C functions of all kinds are replaced and restored."""
 
-from dtrrun.runtime.patches.registry import Patches
+from dtrrun.runtime.patches.registry import Patches, use_extension
 
 
-def test_a_class_method_in_c_gets_its_class():
+def test_a_class_method_in_c_gets_its_class(extension):
     """`torch.autograd.Function.apply` is such a method since PyTorch 2.15."""
+    use_extension(extension)
     seen = []
 
     def counting(original):
