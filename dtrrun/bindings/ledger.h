@@ -368,7 +368,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(peak_bytes),
       DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
       DTRRUN_FIGURE(recomputed_cost),
-      DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(limit), DTRRUN_FIGURE(least_bytes),
+      DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(least_bytes),
       DTRRUN_FIGURE(least_copy_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},
       {"left_bytes", get_figure<&Ledger::left_bytes>, nullptr, nullptr, nullptr},
@@ -383,6 +383,12 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       {"decisions", get_figure<&Ledger::decisions>, nullptr, nullptr, nullptr},
       {"digest", [](PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).ledger.digest); }, nullptr, nullptr,
        nullptr},
+      {"limit", get_figure<&Ledger::limit>, [](PyObject* self, PyObject* value, void*) {
+         int64_t nbytes;
+         if (!read_number(value, nbytes)) return -1;
+         core_of(self).ledger.set_limit(nbytes);
+         return 0;
+       }, nullptr, nullptr},
       {"live_storages", [](PyObject* self, void*) {
          const Ledger& ledger = core_of(self).ledger;
          int64_t alive = ledger.census == nullptr ? 0 : ledger.census->alive.load();

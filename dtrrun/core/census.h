@@ -11,7 +11,8 @@ namespace dtrrun {
 struct Census {
   // Whether operators are only counted at present: what they make has no version, and nothing may be evicted.
   std::atomic<bool> counting{false};
-  std::atomic<int64_t> ample{0};      // counting ends before all that is in memory takes more bytes
+  std::atomic<int64_t> ample{0};      // counting ends before all that is in memory takes more bytes: one in `share` of the limit
+  int64_t share = 1;
   std::atomic<int64_t> alive{0};      // storages of the session, with and without versions
   std::atomic<int64_t> bytes{0};      // of storages without versions that are alive
   std::atomic<int64_t> operators{0};  // that have run since the ledger was settled

@@ -172,6 +172,11 @@ class Ledger {
   }
   // Whether operators are only counted at present, and nothing may be evicted. `Recipes::end_counting` ends it.
   bool counting() const { return census != nullptr && census->counting.load(std::memory_order_relaxed); }
+  // Changes what tensors may take. If that is less, less is ample.
+  void set_limit(int64_t nbytes) {
+    limit = nbytes;
+    if (counting() && nbytes < UNLIMITED) census->ample = std::min(census->ample.load(), nbytes / census->share);
+  }
   // Whether memory is ample with so many bytes more. Only while counting.
   bool is_ample(int64_t nbytes) const { return resident_bytes + nbytes <= census->ample.load(std::memory_order_relaxed); }
   // Accounts for what has been counted since the last call.

@@ -45,17 +45,12 @@ class Counting {
     if (!own.census.counting.load(std::memory_order_acquire)) return false;
     Known* known = find(&arrival.op.schema());
     if (known == nullptr || Body::innermost != nullptr || !arrival.is_known(own, *device_) || !is_here()) return false;
-    if (deaths.any()) collect_dead();
     Off off;
     Inside inside(*this);
     if (inside.is_late(own)) return false;
     bool timed = watch.is_on() || known->is_long.load(std::memory_order_relaxed);
     int64_t started = timed ? now_ns() : 0;
-    if (known->makes) {
-      if (!run_within(arrival, *known, own.census.ample.load(std::memory_order_relaxed) - own.census.resident())) return false;
-    } else {
-      arrival.run();
-    }
+    if (!run_kernel(arrival, *known, own.census)) return false;
     int64_t ended = timed ? now_ns() : 0;
     known->calls.fetch_add(1, std::memory_order_relaxed);
     own.census.operators.fetch_add(1, std::memory_order_relaxed);
@@ -66,7 +61,7 @@ class Counting {
     }
     if (timed) add(*known, ended - started, watch);
     if (timed && ended > next_look_.load(std::memory_order_relaxed)) {
-      next_look_.store(ended + LOOK_NS, std::memory_order_relaxed);
+      next_look_.store(ended + Stopwatch::LOOK_NS, std::memory_order_relaxed);
       tick(ended, watch);
     }
     return true;
@@ -96,9 +91,9 @@ class Counting {
     bool handled = info.native_calls != 0 && !info.composite && !info.foreign && !info.grows && info.handler != HandlerKind::OTHER;
     if (!handled || count_ == MOST || find(schema) != nullptr) return;
     Known& one = *place_of(schema);
-    one.makes = info.handler == HandlerKind::PLAIN || info.handler == HandlerKind::WRITES;
+    one.views = info.handler == HandlerKind::VIEW || info.handler == HandlerKind::NO_TENSORS;
+    one.makes = !one.views && info.makes_tensors;
     one.repeatable = !info.random && !info.updates && info.mutates.empty();
-    one.writes = !info.mutates.empty();
     one.is_long = false;
     one.calls = 0;
     one.schema.store(schema, std::memory_order_release);
@@ -140,13 +135,12 @@ class Counting {
   bool is_here() const { return device_->is_cpu() || (device_->is_current() && device_->on_main_stream()); }
 
   static constexpr size_t PLACES = 2048, MOST = 1024;
-  static constexpr int64_t LOOK_NS = 5'000'000;
   static constexpr int64_t TIMES = 4;  // what an operator that can't be repeated makes takes at most so many times as its first tensor
 
   // What is known about an operator.
   struct Known {
     std::atomic<const void*> schema{nullptr};
-    bool makes = false, repeatable = false, writes = false;
+    bool views = false, makes = false, repeatable = false;  // views: its kernel touches no memory
     std::atomic<bool> is_long{false};  // as the last call that was timed
     std::atomic<int64_t> calls{0};
   };
@@ -164,11 +158,16 @@ class Counting {
     return found->schema.load(std::memory_order_relaxed) == nullptr ? nullptr : found;
   }
 
-  // Runs a kernel that makes tensors. room: the bytes that these may take. Returns false, with nothing done, if they would take more,
-  // or might: in full, room is made first.
-  static bool run_within(Arrival& arrival, const Known& known, int64_t room) {
-    auto run = [&] { Shortage::Kernel::run(/*locked=*/false, /*own=*/true, [&] { arrival.run(); }); };
-    if (room > UNLIMITED / 2 || known.writes) {  // no budget; or what is written to is there already
+  // Runs the kernel of an operator. Returns false, with nothing done, if what it makes takes more room than there is, or might: in full,
+  // room is made first.
+  bool run_kernel(Arrival& arrival, const Known& known, const Census& census) const {
+    if (known.views) {
+      arrival.run();
+      return true;
+    }
+    auto run = [&] { Shortage::Kernel::run(/*locked=*/!may_leave_, /*own=*/true, [&] { arrival.run(); }); };
+    int64_t ample = census.ample.load(std::memory_order_relaxed), room = ample - census.resident();
+    if (!known.makes || ample == UNLIMITED) {
       run();
       return true;
     }

@@ -115,14 +115,23 @@ class Interposer final : public FastPath {
     operators_.each([](const void* schema, const OperatorInfo& info) { Counting::own().add(schema, info); });
     Counting::own().allow(device, /*may_leave=*/ledger.tier != nullptr);
     own_.census.ample = ample;
+    own_.census.share = share;
     ledger.tell_census();
     own_.census.counting = true;
   }
-  void end_counting() { core_.recipes.end_counting(); }
-  void collect_dead() { ledger.collect_dead(); }
+  // Called by operators that are only counted, which have no turn.
+  void end_counting() {
+    Turn turn(lock_, shared_ || is_careful());
+    core_.recipes.end_counting();
+  }
+  void collect_dead() {
+    Turn turn(lock_, shared_ || is_careful());
+    ledger.collect_dead();
+  }
   // Called with what an operator that was only counted has made: some of it is not plain.
   void meet_results(const Arrival& arrival) {
     Off off;
+    Turn turn(lock_, shared_ || is_careful());
     for (const at::Tensor& tensor : arrival.tensors())
       if (!dtrrun::is_known(tensor, own_, device)) describer_.meet(tensor);
   }
@@ -149,7 +158,7 @@ class Interposer final : public FastPath {
   // Forgets what is known about operators, since one of PyTorch's own has got another kernel.
   void relearn() {
     operators_.relearn();
-    end_counting();
+    core_.recipes.end_counting();
     Counting::own().clear();
   }
 
@@ -244,7 +253,7 @@ class Interposer final : public FastPath {
   Device device;
   void tick_after(int64_t now, Stopwatch& watch) {
     if (now <= next_look_) return;
-    next_look_ = now + 5'000'000;
+    next_look_ = now + Stopwatch::LOOK_NS;
     Stopwatch::Pause pause(watch);  // it measures its own time
     if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
   }

@@ -15,6 +15,7 @@ namespace dtrrun {
 
 class Stopwatch {
  public:
+  static constexpr int64_t LOOK_NS = 5'000'000;  // how often it is looked whether something else is due
   static constexpr int64_t EACH = 8;  // how many operators a timed one counts for
 
   // An operator has arrived.

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import dtrrun
 from dtrrun.runtime.dispatch.interposer import Interposer
@@ -250,3 +252,86 @@ def test_a_later_session_counts_what_an_earlier_one_has_counted():
         session.ledger.collect_dead()
         assert session.ledger.resident_bytes < before
     assert total == (2 + 3) * (1 << 20)
+
+
+def linear(x, weight):
+    return torch.relu(F.linear(x, weight)).square().mean()
+
+
+def in_double(x, weight):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return (linear(x, weight) * torch.rand(()) + torch.ones(())).to(torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def under(context):
+    def run(x, weight):
+        with context():
+            return linear(x, weight).float()
+
+    return run
+
+
+CONTEXTS = {
+    "autocast": under(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "a mode": under(Mode),
+    "a device": under(lambda: torch.device("cpu")),
+    "double": in_double,
+    "checkpoint": lambda x, weight: checkpoint(linear, x, weight, use_reentrant=False),
+    "vmap": lambda x, weight: torch.vmap(lambda row: torch.tanh(weight @ row))(x).mean(),
+    "a generator": lambda x, w: linear(
+        x + torch.rand(x.shape, generator=torch.Generator().manual_seed(3)), w
+    ),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("size", [None, "1GB"])
+def test_contexts_of_the_program(context, size, monkeypatch):
+    def make():
+        torch.manual_seed(0)
+        weight = torch.randn(64, 64, requires_grad=True)
+        optimizer = torch.optim.Adam([weight])
+
+        def step(_times):
+            optimizer.zero_grad()
+            CONTEXTS[context](torch.randn(32, 64), weight).backward()
+            optimizer.step()
+            with torch.inference_mode():
+                linear(torch.randn(32, 64), weight).item()
+
+        return step, [weight, optimizer]
+
+    step, state = make()
+    for _ in range(STEPS):
+        step(1)
+    expected = bits(state)
+    step, state = make()
+    peaks, _, counts = peaks_of(step, size)
+    assert counts
+    assert_same(expected, bits(state), "counted")
+    monkeypatch.setattr(Interposer, "count_only", lambda self: None)
+    assert peaks == peaks_of(make()[0], size)[0]
+
+
+def test_less_is_ample_once_memory_outside_of_tensors_has_been_taken():
+    step, _ = training()
+    with dtrrun.budget("40MB") as session:
+        for _ in range(4):
+            step()
+        kept = [torch.ones(1 << 16) * 2 for _ in range(34)]  # 8.9 MB
+        outside = torch.UntypedStorage(30_500_000)
+        taken = outside.nbytes()
+        assert session.ledger.counting
+        session.ledger.step_peak_bytes = 0
+        with pytest.raises(dtrrun.BudgetError):
+            kept.extend(torch.ones(1 << 16) * 2 for _ in range(8))  # 2.1 MB
+        session.ledger.collect_dead()
+        assert session.ledger.step_peak_bytes + taken <= 40_000_000

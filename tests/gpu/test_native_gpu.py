@@ -171,3 +171,23 @@ def test_first_calls_are_measured_by_statistics_where_the_allocator_does_not_tel
         found = [one for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"]
         assert [one.output_bytes for one in found] == [256 << 10, 255 << 10, 254 << 10]
         assert session.interposer.native_calls["aten.mul"] >= 2
+
+
+def test_steps_in_ample_memory_are_only_counted():
+    def run(size, full=False):
+        forget()
+        peaks = []
+        with dtrrun.budget(size, device=DEVICE) as session:
+            if full:
+                session.interposer.count_only = lambda: None
+            session.on_step(lambda figures: peaks.append(figures["peak_bytes"]))
+            result = train(mlp, steps=6)
+            assert session.ledger.counting != full
+        return result, peaks
+
+    forget()
+    plain = train(mlp, steps=6)
+    for size in (None, "4GB"):
+        counted, in_full = run(size), run(size, full=True)
+        assert same(plain, counted[0])
+        assert counted[1] == in_full[1]

@@ -296,3 +296,9 @@ native(
      "if («one->pin == pins::UNINITIALISED») one->pin = pins::COUNTED;", "false",
      "counting::what_was_filled_meanwhile_is_not_blank"),
 )
+native(
+    "counting", "core/ledger.h",
+    ("as much is ample although the limit has fallen",
+     "if («counting() && nbytes < UNLIMITED») census->ample =", "false",
+     "counting::less_is_ample_once_memory_outside_of_tensors_has_been_taken"),
+)
