@@ -17,6 +17,7 @@ from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.rng import unmoved
 from dtrrun.runtime.storage import rounded, size_of, storage_of
 
+_RETURN_THEIR_INPUT = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}
 _MASKS = (torch.bool, torch.uint8)  # as indices: how many elements they select depends on data
 
 loading_ns = 0  # time in this process spent on imports (sympy, …) for PyTorch's first shape function
@@ -51,7 +52,8 @@ def predict(
         return 0
     if operator.name == "aten.index" and not any(geometry[3] in _MASKS for geometry in geometries[1:]):
         return by_shape_function(func, operator, template, kwargs, geometries)
-    if operator.name.startswith("c10d."):  # allocates nothing; its shape function draws from `random`
+    # These allocate nothing, whatever their shape functions say, which may draw from `random`.
+    if operator.name.startswith("c10d.") or operator.name in _RETURN_THEIR_INPUT:
         return 0
     bound = _BOUNDS.get(operator.name, _elements_and_places) if operator.dynamic else None
     if bound is not None:

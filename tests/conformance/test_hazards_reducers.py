@@ -44,6 +44,14 @@ def test_collectives_run_once(alone):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_waiting_takes_no_memory(alone):
+    with dtrrun.budget("2.5MB") as session:
+        x = torch.ones(1 << 18)
+        assert functional.wait_tensor(functional.all_reduce(x, "sum", [0])).sum() == 1 << 18
+        assert session.report()["peak_bytes"] < 2_200_000
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("view", [False, True])
 def test_a_reducers_buckets_stay(alone, view):
     def training():

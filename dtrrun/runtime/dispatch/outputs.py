@@ -26,7 +26,7 @@ def new_storages(result: Any, operator: Operator, ledger: Ledger) -> tuple[list[
             unplain.append(tensor)
             continue
         key = ledger.key_of(storage)
-        if key in ledger.versions or key in seen:
+        if key in ledger.versions or key in seen or memory.is_for_shapes(storage):  # as of a wrapper
             continue
         seen.add(key)
         kind = NEW
