@@ -442,7 +442,7 @@ struct LoggedRunObject {
   void run(const LoggedOperator& of) {
     Core& core = core_of(ledger);
     core.ledger.collect_dead();
-    if (of.is_short) {  // a view on the fast path
+    if (of.is_short) {  // a view that is in memory
       Version* first = version(of.inputs.at(0));
       if (first->resident || of.untouching) {
         first->last_access = core.ledger.clock;

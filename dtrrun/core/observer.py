@@ -39,7 +39,7 @@ class DecisionObserver:
 class Observer:
     """What the program does (`Ledger.observers`): base class whose methods do nothing.
 
-    A call of the fast path has its attributes until it is over, and most of them only until it runs.
+    A call in C++ has its attributes until it is over, and most of them only until it runs.
     """
 
     # -- operators -------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class Observer:
     def finished(self, call: Call, outputs: Sequence[Output]) -> None:
         """An operator has run, and its outputs are in the ledger.
 
-        outputs: those of the fast path only if some are not plain.
+        outputs: given only if some are not plain.
         """
 
     def failed(self, call: Call) -> None:

@@ -1,7 +1,7 @@
 // One operator of the program, from before it runs until its outputs are in the ledger (Sec. 2, figure 1).
 //
 // Its inputs are made resident and locked, room is made for what it will allocate, and it runs. Then its outputs are entered with
-// its recipe, and the inputs are unlocked. A session does this with tensors (`native/fast_call.h`), the simulator with the contents
+// its recipe, and the inputs are unlocked. A session does this with tensors (`native/operator_call.h`), the simulator with the contents
 // of a log.
 #pragma once
 

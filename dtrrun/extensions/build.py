@@ -41,7 +41,7 @@ from .compiling import FILES, NAME, Recipe
 
 OLDEST = (2, 9)
 """See docs/design/native.md."""
-WHAT, ABOUT = "the native fast path", "for PyTorch {} (once, about a minute)"
+WHAT, ABOUT = "the native part", "for PyTorch {} (once, about a minute)"
 NO_TORCH_HEADERS = (
     "PyTorch's headers are missing",
     "install a PyTorch that includes its C++ headers, as the one from pip does",

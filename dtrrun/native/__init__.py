@@ -1,1 +1,1 @@
-"""The fast path of operators in C++. `interposer.cpp` says how they reach it, `extensions` compiles it."""
+"""Handles operators, in C++. `interposer.cpp` says how they reach it, `extensions` compiles it."""

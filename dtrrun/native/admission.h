@@ -1,16 +1,16 @@
-// Admits a call on the fast path (`Operators::admit`).
+// Admits a call (`Operators::admit`).
 #pragma once
 
 #include "backend.h"
 #include "callers.h"
-#include "fast_call.h"
+#include "operator_call.h"
 
 namespace dtrrun {
 
 class Admission {
  public:
-  Admission(PyObject* slow_path, const Lock& lock, TensorVersions& versions)
-      : slow_path_(Ref::copy(slow_path)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger) {}
+  Admission(PyObject* callbacks, const Lock& lock, TensorVersions& versions)
+      : callbacks_(Ref::copy(callbacks)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger) {}
 
   // The time that admitting a call has taken, in ns. elsewhere: the part that is accounted for elsewhere.
   struct Times {
@@ -19,7 +19,7 @@ class Admission {
 
   // Returns nullopt, with everything released, if it has waited for another thread's operator to end: the call has to be described
   // again. Raises the budget error.
-  std::optional<Times> admit(FastCall& call) {
+  std::optional<Times> admit(OperatorCall& call) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     if (core_.operators.is_ready(call)) {
       attempt(call);
@@ -44,13 +44,13 @@ class Admission {
   }
 
   // Passes the budget error that is being handled on to the program.
-  [[noreturn]] void refuse(FastCall& call) {
+  [[noreturn]] void refuse(OperatorCall& call) {
     if (!core_.backend->is_budget_error()) throw;
     refuse(as_error(std::current_exception()), call);
   }
 
  private:
-  void attempt(FastCall& call) {
+  void attempt(OperatorCall& call) {
     try {
       core_.operators.admit(call);
     } catch (...) {
@@ -58,12 +58,12 @@ class Admission {
       throw;
     }
   }
-  [[noreturn]] void refuse(Ref error, const FastCall& call) {
+  [[noreturn]] void refuse(Ref error, const OperatorCall& call) {
     if (!truth(error.get(), "explained")) {
       Ref versions = checked(PyList_New(0));
       for (Version* one : call.versions)
         if (PyList_Append(versions.get(), as_object(one).get()) < 0) raise();
-      checked(PyObject_CallMethod(slow_path_.get(), "refuse", "OOO", error.get(), versions.get(), call.its_signature.get()));
+      checked(PyObject_CallMethod(callbacks_.get(), "refuse", "OOO", error.get(), versions.get(), call.its_signature.get()));
     }
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
     raise();
@@ -73,7 +73,7 @@ class Admission {
 
   // Waits until an operator of another thread ends. Returns false if there is none, or it takes too long.
   bool others_end() const {
-    return checked(PyObject_CallMethod(slow_path_.get(), "others_end", nullptr)).get() == Py_True;
+    return checked(PyObject_CallMethod(callbacks_.get(), "others_end", nullptr)).get() == Py_True;
   }
   // Returns true if a garbage collection justifies another attempt at what the program asked for at `since`, in ns.
   bool found_garbage(int64_t since) {
@@ -84,14 +84,14 @@ class Admission {
     return found.get() == Py_True;
   }
 
-  Ref slow_path_;
+  Ref callbacks_;
   const Lock& lock_;
   TensorVersions& versions_;
   Core& core_;
   Ledger& ledger_;
 };
 
-inline std::unique_ptr<Anchors> FastCall::about_to_shrink() {
+inline std::unique_ptr<Anchors> OperatorCall::about_to_shrink() {
   return std::make_unique<Anchors>(tensor_versions, Words::of_foreign_code());
 }
 

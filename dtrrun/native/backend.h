@@ -24,11 +24,11 @@ class SessionBackend final : public PythonBackend {
  public:
   explicit SessionBackend(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
 
-  // What an open interposer does faster than Python. slow_path: the session's. mask: as for `TensorVersions`.
+  // What an open interposer does faster than Python. callbacks: the session's. mask: as for `TensorVersions`.
   struct Native {
     Replays& replays;
     const Device& device;
-    PyObject* slow_path;
+    PyObject* callbacks;
     Slot next_tick, waiting;  // waiting: how many threads wait for another thread's operator to end
     int64_t mask;
   };
@@ -84,7 +84,7 @@ class SessionBackend final : public PythonBackend {
   }
   void counting_ended() override { wait_for_counted(); }
   void room_given_back() override {
-    if (!native_ || native_->waiting.number(native_->slow_path) != 0) PythonBackend::room_given_back();
+    if (!native_ || native_->waiting.number(native_->callbacks) != 0) PythonBackend::room_given_back();
   }
 
   // -- operations --
@@ -137,7 +137,7 @@ class SessionBackend final : public PythonBackend {
     checked(PyObject_CallMethod(executor.get(), "bring_back", "OL", callable.get(), static_cast<long long>(copy.nbytes)));
   }
   void between() override {
-    if (!native_ || now_ns() > native_->next_tick.number(native_->slow_path))
+    if (!native_ || now_ns() > native_->next_tick.number(native_->callbacks))
       checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "between", nullptr));
   }
 

@@ -4,7 +4,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "callers.h"
-#include "fast_call.h"
+#include "operator_call.h"
 #include "signatures.h"
 #include "way_in.h"
 
@@ -12,20 +12,20 @@ namespace dtrrun {
 
 class Describer {
  public:
-  Describer(PyObject* slow_path, const Device& device, TensorVersions& versions, FirstCalls& first_calls)
-      : slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions), ledger_(versions.core.ledger),
+  Describer(PyObject* callbacks, const Device& device, TensorVersions& versions, FirstCalls& first_calls)
+      : callbacks_(Ref::copy(callbacks)), device_(device), versions_(versions), ledger_(versions.core.ledger),
         first_calls_(first_calls) {}
 
   Signatures signatures;
 
   // Finds the signature of a call that has been described. Returns false if it is the first with its signature.
-  bool find_signature(FastCall& call) {
+  bool find_signature(OperatorCall& call) {
     PyObject* known = signatures.find(key_);
     if (known != nullptr) call.set_signature(Ref::copy(known));  // the table may be cleared while the operator runs
     return known != nullptr;
   }
   // Makes the signature of such a call. missed: receives its key.
-  void make_signature(FastCall& call, Key& missed) {
+  void make_signature(OperatorCall& call, Key& missed) {
     meet_leaves(call);
     call.is_first = true;
     std::swap(missed, key_);
@@ -42,7 +42,7 @@ class Describer {
   }
 
   // Finds the versions of a call's tensors, and makes the key of its signature.
-  void describe(FastCall& call) {
+  void describe(OperatorCall& call) {
     const OperatorInfo& info = call.info;
     const auto& arguments = call.arrival.schema().arguments();
     auto has = [&](int place) { return call.argument(place).isTensor() && call.argument(place).toTensor().defined(); };
@@ -85,7 +85,7 @@ class Describer {
         call.replayable = false;
         call.holes[place] = NESTED;
         size_t item = 0;
-        FastCall::each_tensor_in(value, [&](const at::Tensor& tensor) { read(call, place, item++, tensor, writes); });
+        OperatorCall::each_tensor_in(value, [&](const at::Tensor& tensor) { read(call, place, item++, tensor, writes); });
       } else if (info.sized_by_numbers && value.isDouble()) {
         key_.add_size(value.toDouble());
       } else if (info.sized_by_numbers && value.isComplexDouble()) {
@@ -107,7 +107,7 @@ class Describer {
     for (size_t place = 0; place < call.writes.size(); place++) {
       const Version* target = call.written[place].target;
       auto times = [&] { return std::count(call.versions.begin(), call.versions.end(), target); };
-      FastCall::Written& one = call.writes[place];
+      OperatorCall::Written& one = call.writes[place];
       at::Tensor tensor = call.tensor(one);
       one.overwrites = overwrites_all(info, tensor, target, times);
       if (one.overwrites && info.overwrites) one.whole = std::move(tensor);
@@ -153,7 +153,7 @@ class Describer {
                        [](const IValue& one) { return one.isTensorList() || (one.isList() && has_tensors(one)); });
   }
 
-  void describe(FastCall& call, size_t place, const at::Tensor& tensor, bool writes) {
+  void describe(OperatorCall& call, size_t place, const at::Tensor& tensor, bool writes) {
     const OperatorInfo& info = call.info;
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
@@ -182,7 +182,7 @@ class Describer {
            !tensor.is_complex() && is_plain(tensor) && !writes && !info.collective && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
   // Notes that the tensor read last is also written to.
-  void write(FastCall& call, size_t place, size_t item, const at::Tensor& tensor) {
+  void write(OperatorCall& call, size_t place, size_t item, const at::Tensor& tensor) {
     size_t hole = call.versions.size() - 1;
     Version* target = call.versions[hole];
     bool leaf = is_leaf(tensor);
@@ -199,7 +199,7 @@ class Describer {
     call.writes.push_back({place, item, leaf, false, {}});
   }
   // Returns false if the tensor has no plain storage.
-  bool read(FastCall& call, size_t place, size_t item, const at::Tensor& tensor, bool writes) {
+  bool read(OperatorCall& call, size_t place, size_t item, const at::Tensor& tensor, bool writes) {
     Version* found = version_of(call, tensor);
     call.tensors++;
     if (found == nullptr) {
@@ -212,7 +212,7 @@ class Describer {
     return true;
   }
   // Returns the version that a call reads if it is given this tensor; null if that has no plain storage.
-  Version* version_of(FastCall& call, const at::Tensor& tensor) {
+  Version* version_of(OperatorCall& call, const at::Tensor& tensor) {
     Version* found = is_plain(tensor) && device_.has(tensor.device()) ? known_or_adopted(tensor) : nullptr;
     if (found == nullptr && (found = unusual_version_of(call, tensor)) == nullptr) return nullptr;
     if (found->escaped && !call.info.views) {
@@ -221,7 +221,7 @@ class Describer {
     }
     return found;
   }
-  Version* unusual_version_of(FastCall& call, const at::Tensor& tensor) {
+  Version* unusual_version_of(OperatorCall& call, const at::Tensor& tensor) {
     Unusual& special = call.special();
     if (tensor.device().type() != device_.type() && special.elsewhere.empty()) special.elsewhere = tensor.device().str();
     Anchors anchors(versions_, ledger_.budget_bytes >= 0 ? Words::of_foreign_code() : std::vector<uintptr_t>());
@@ -233,7 +233,7 @@ class Describer {
     return nullptr;
   }
 
-  void describe_unusual(FastCall& call, bool is_placed) {
+  void describe_unusual(OperatorCall& call, bool is_placed) {
     const OperatorInfo& info = call.info;
     Unusual& special = call.special();
     if (is_placed) special.elsewhere.clear();
@@ -266,11 +266,11 @@ class Describer {
     }
   }
   // Asks about a kernel that is not PyTorch's own.
-  void look_into(FastCall& call, Unusual& special) const {
+  void look_into(OperatorCall& call, Unusual& special) const {
     Untraced untraced;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     PyObject *func = call.info.func.get(), *operator_ = call.info.operator_.get();
-    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "about_kernel", "OO", func, operator_));
+    Ref found = checked(PyObject_CallMethod(callbacks_.get(), "about_kernel", "OO", func, operator_));
     int is_replayable, counts, is_pure;
     PyObject* reading;
     if (!PyArg_ParseTuple(found.get(), "pppO", &is_replayable, &counts, &is_pure, &reading)) raise();
@@ -283,7 +283,7 @@ class Describer {
   }
 
   // What has been computed, and is a leaf of autograd now, is a parameter.
-  void meet_leaves(const FastCall& call) const {
+  void meet_leaves(const OperatorCall& call) const {
     call.each_tensor([&](size_t, const at::Tensor& tensor) {
       if (!tensor.requires_grad() || !is_leaf(tensor)) return;
       Version* found = versions_.find(tensor);
@@ -291,17 +291,17 @@ class Describer {
     });
   }
 
-  // Calls a method of Python's `SlowPath` with a tensor of the program's.
+  // Calls a method of Python's `Callbacks` with a tensor of the program's.
   Ref ask(const char* method, const at::Tensor& tensor) const {
     Untraced untraced;
     WithoutFunctionModes plain;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     bool is_shown = !tensor.requires_grad() && is_plain(tensor);
     Ref object = to_python(is_shown ? shown(tensor) : IValue(tensor), Enumeration::TENSOR);
-    return checked(PyObject_CallMethod(slow_path_.get(), method, "O", object.get()));
+    return checked(PyObject_CallMethod(callbacks_.get(), method, "O", object.get()));
   }
 
-  Ref slow_path_;
+  Ref callbacks_;
   const Device& device_;
   TensorVersions& versions_;
   Ledger& ledger_;

@@ -379,7 +379,7 @@ PyMethodDef session_functions[] = {
      "count_only(share): between two steps: only count operators from now on, if memory is ample: tensors take at most one in so\n"
      "many bytes of the limit."},
     {"counters", counters, METH_NOARGS,
-     "Return ns of the fast path: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
+     "Return ns: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
     {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS,
      "Return how often Python was asked about each call of an operator, by name."},
     {"native_calls", calls<&OperatorInfo::native_calls>, METH_NOARGS,
@@ -398,12 +398,12 @@ PyMethodDef session_functions[] = {
     {"read_times", read_times, METH_NOARGS, "Read what first calls on a GPU have taken, as far as it is known."},
     {"settle", settle, METH_NOARGS,
      "Move memory that is back to the address that was touched. Returns False if the system has no memory."},
-    {"share", share, METH_NOARGS, "Let several threads take turns on the fast path. None may be on it now."},
+    {"share", share, METH_NOARGS, "Let several threads take turns. None may be in an operator now."},
     {"leave_turn", leave_turn, METH_NOARGS,
-     "Leave the fast path, as code of the program is about to run. Returns whether this thread was there without a lock."},
+     "Give up this thread's turn, as code of the program is about to run. Returns whether it had no lock."},
     {"rejoin_turn", rejoin_turn, METH_NOARGS, "Return there, with the lock if others need it. False: call it again."},
     {"relearn", relearn, METH_NOARGS, "Forget what is known about operators."},
-    {"is_inside", is_inside, METH_NOARGS, "Return whether another thread is on the fast path."},
+    {"is_inside", is_inside, METH_NOARGS, "Return whether another thread is in an operator without a lock."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,6 +1,6 @@
 // Handles the operators of one session.
 //
-// `fast` lets the core admit and finish them (`core/operator.h`), and asks Python what C++ does not know (`runtime/dispatch`). `view`
+// `in_full` lets the core admit and finish them (`core/operator.h`), and asks Python what C++ does not know (`runtime/dispatch`). `view`
 // does the little that a view needs, and `update_lists` what in-place operators on lists need. Operators without tensors just run.
 #pragma once
 
@@ -26,31 +26,31 @@
 namespace dtrrun {
 
 // One session. Callers hold the GIL.
-class Interposer final : public FastPath {
+class Interposer final : public Turns {
  public:
   Interposer(PyObject* python, PyObject* classes, const char* device)
-      : device(device, attribute(python, "model"), attribute(attribute(python, "slow_path").get(), "device").get() != Py_None),
-        python_(Ref::copy(python)), slow_path_(attribute(python, "slow_path")),
-        ledger_(attribute(slow_path_.get(), "ledger")), call_observer_(slow_path_.get()),
-        reasons_(attribute(slow_path_.get(), "reasons")),
-        kernels_(attribute(slow_path_.get(), "kernels")),
+      : device(device, attribute(python, "model"), attribute(attribute(python, "callbacks").get(), "device").get() != Py_None),
+        python_(Ref::copy(python)), callbacks_(attribute(python, "callbacks")),
+        ledger_(attribute(callbacks_.get(), "ledger")), call_observer_(callbacks_.get()),
+        reasons_(attribute(callbacks_.get(), "reasons")),
+        kernels_(attribute(callbacks_.get(), "kernels")),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), recent(versions_), core_(versions_.core),
-        ledger(core_.ledger), operators_(python), lock_(slow_path_.get()), replays_(python, operators_, this->device),
-        admission_(slow_path_.get(), lock_, versions_), lists_(versions_),
-        first_calls_(python, attribute(slow_path_.get(), "signatures").get(), versions_),
-        describer_(slow_path_.get(), this->device, versions_, first_calls_),
-        recording_(python, slow_path_.get(), this->device, versions_),
+        ledger(core_.ledger), operators_(python), lock_(callbacks_.get()), replays_(python, operators_, this->device),
+        admission_(callbacks_.get(), lock_, versions_), lists_(versions_),
+        first_calls_(python, attribute(callbacks_.get(), "signatures").get(), versions_),
+        describer_(callbacks_.get(), this->device, versions_, first_calls_),
+        recording_(python, callbacks_.get(), this->device, versions_),
         measuring_(python, this->device),
-        kernel_(python, slow_path_.get(), this->device, versions_, first_calls_, measuring_, *this, lock_),
-        observation_(slow_path_.get(), versions_, first_calls_),
+        kernel_(python, callbacks_.get(), this->device, versions_, first_calls_, measuring_, *this, lock_),
+        observation_(callbacks_.get(), versions_, first_calls_),
         any_reason_(type_of(classes, "Reasons"), "any"),
-        home_(type_of(classes, "SlowPath"), "home_thread"), next_tick_(type_of(classes, "SlowPath"), "next_tick"),
-        waiting_(type_of(classes, "SlowPath"), "waiting") {
+        home_(type_of(classes, "Callbacks"), "home_thread"), next_tick_(type_of(classes, "Callbacks"), "next_tick"),
+        waiting_(type_of(classes, "Callbacks"), "waiting") {
     Counting::own().clear();
     own_.round_with(as_number(attribute(python, "mask").get()));
     ledger.census = &own_.census;
     ledger.tell_census();
-    backend_of(core_).connect(SessionBackend::Native{replays_, this->device, slow_path_.get(), next_tick_, waiting_,
+    backend_of(core_).connect(SessionBackend::Native{replays_, this->device, callbacks_.get(), next_tick_, waiting_,
                                                      as_number(attribute(python, "mask").get())});
   }
   ~Interposer() {
@@ -152,7 +152,7 @@ class Interposer final : public FastPath {
     return !one->escaped && one->resident && ledger.paused == 0 && core_.copies.make(one);
   }
 
-  // From now on, several threads may have operators in progress. None may be on the fast path when this is called.
+  // From now on, several threads may have operators in progress. None may be in an operator when this is called.
   void share() { shared_ = true; }
 
   // Forgets what is known about operators, since one of PyTorch's own has got another kernel.
@@ -203,7 +203,7 @@ class Interposer final : public FastPath {
     join();
     if (is_careful()) return false;
     Turn turn(lock_, shared_);
-    FastPathScope inside(*this, turn);
+    TurnScope inside(*this, turn);
     ledger.collect_dead();
     Version* found = versions_.of(gradient);
     if (found == nullptr || !found->resident || found->needed_by) return false;
@@ -228,26 +228,26 @@ class Interposer final : public FastPath {
   }
 
   // Called when code of the program is about to run in the middle of an operator (`runtime/dispatch/turns.py`): this thread
-  // leaves the fast path until `rejoin`. Returns whether it was there, and no other thread used the session.
+  // gives up its turn until `rejoin`. Returns whether it had one without a lock, since no other thread used the session.
   bool leave() override {
     if (inside_ != PyThread_get_thread_ident()) return false;
     inside_ = 0;
     return true;
   }
-  // Returns false if it must be called again, as another thread is about to share the fast path.
+  // Returns false if it must be called again, as another thread is about to join.
   bool rejoin() override {
     Ref reasons = attribute(reasons_.get(), "all");
     bool others = checked_truth(PySet_Contains(reasons.get(), checked(PyUnicode_FromString("threads")).get()));
     if (others && !shared_ && device.is_cpu()) return false;
     if (others || shared_) {
-      for (FastPathScope* scope = scope_; scope != nullptr; scope = scope->outer()) scope->turn().begin_sharing();
+      for (TurnScope* scope = scope_; scope != nullptr; scope = scope->outer()) scope->turn().begin_sharing();
     } else {
       inside_ = PyThread_get_thread_ident();
     }
     return true;
   }
 
-  // Returns true if another thread is on the fast path.
+  // Returns true if another thread is in an operator without a lock.
   bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
 
   Device device;
@@ -255,7 +255,7 @@ class Interposer final : public FastPath {
     if (now <= next_look_) return;
     next_look_ = now + Stopwatch::LOOK_NS;
     Stopwatch::Pause pause(watch);  // it measures its own time
-    if (now > next_tick_.number(slow_path_.get())) checked(PyObject_CallMethod(slow_path_.get(), "tick", nullptr));
+    if (now > next_tick_.number(callbacks_.get())) checked(PyObject_CallMethod(callbacks_.get(), "tick", nullptr));
   }
 
   // Time in the program's operators, and of our own: measured, or estimated from those that were timed. In the estimates, no
@@ -300,31 +300,31 @@ class Interposer final : public FastPath {
     unsigned long own_ = 0;
   };
 
-  // Marks a thread that is on the fast path, which takes no lock as long as there are no others.
-  class FastPathScope {
+  // Marks a thread that is in an operator. It takes no lock as long as there are no others.
+  class TurnScope {
    public:
-    FastPathScope(Interposer& interposer, Turn& turn)
+    TurnScope(Interposer& interposer, Turn& turn)
         : interposer_(interposer), turn_(turn), outer_(std::exchange(scope_, this)), before_(interposer.inside_),
           is_alone_(!turn.shared()) {
       if (is_alone_) interposer.inside_ = PyThread_get_thread_ident();
     }
-    ~FastPathScope() {
+    ~TurnScope() {
       if (scope_ == this) scope_ = outer_;
       if (is_alone_) interposer_.inside_ = turn_.shared() ? 0 : before_;
     }
-    FastPathScope(const FastPathScope&) = delete;
+    TurnScope(const TurnScope&) = delete;
 
-    FastPathScope* outer() const { return outer_; }
+    TurnScope* outer() const { return outer_; }
     Turn& turn() const { return turn_; }
 
    private:
     Interposer& interposer_;
     Turn& turn_;
-    FastPathScope* outer_;  // an operator in whose middle this one was called, by code of the program
+    TurnScope* outer_;  // an operator in whose middle this one was called, by code of the program
     const unsigned long before_;
     const bool is_alone_;  // without a lock, at first
   };
-  static inline thread_local FastPathScope* scope_ = nullptr;  // this thread's innermost one
+  static inline thread_local TurnScope* scope_ = nullptr;  // this thread's innermost one
 
   static bool checked_truth(int found) {
     if (found < 0) raise();
@@ -336,10 +336,10 @@ class Interposer final : public FastPath {
     if (shared_ && !careful && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival, watch)) return;
     Turn turn(lock_, shared_ || careful);
     watch.leave_out(turn.waited_ns);
-    FastPathScope inside(*this, turn);
+    TurnScope inside(*this, turn);
     try {
       if (is_careful() || !briefly(info, arrival, gil, watch))
-        while (!fast(info, arrival, gil, watch, turn)) continue;
+        while (!in_full(info, arrival, gil, watch, turn)) continue;
     } catch (...) {
       turn.raise_interrupt();
       throw;
@@ -400,7 +400,7 @@ class Interposer final : public FastPath {
     return (first != nullptr && Device::is_elsewhere(*first)) || device.is_used_by(arrival.values(), arrival.count);
   }
 
-  // Returns true if something may change between the steps of an operator (`Reasons` in runtime/dispatch/slow_path.py).
+  // Returns true if something may change between the steps of an operator (`Reasons` in runtime/dispatch/callbacks.py).
   bool is_careful() { return any_reason_.is_true(reasons_.get()); }
 
   // A session on a GPU sleeps until an operator uses one. Returns false if this one does not.
@@ -421,7 +421,7 @@ class Interposer final : public FastPath {
     joined = ticket_;
   }
   bool is_home() {
-    PyObject* home = home_.get(slow_path_.get());
+    PyObject* home = home_.get(callbacks_.get());
     if (home != known_home_.get()) {
       known_home_ = Ref::copy(home);
       home_thread_ = home == Py_None ? 0 : PyLong_AsUnsignedLong(home);
@@ -508,15 +508,15 @@ class Interposer final : public FastPath {
     brief_operators_ns += Stopwatch::for_all(ns);
   }
 
-  // -- the fast path ---------------------------------------------------------------------------------
+  // -- operators in full -----------------------------------------------------------------------------
 
   // Returns false if versions of its tensors have changed meanwhile, and it has to be described again.
-  bool fast(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Turn& turn) {
+  bool in_full(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch, Turn& turn) {
     ledger.collect_dead();
     GivenStorages given(*this, info, arrival);
     bool may_touch = info.foreign && ledger.budget_bytes >= 0;  // the kernel may bring back what evicts something else
     Anchors anchors(versions_, may_touch ? Words::of_foreign_code() : std::vector<uintptr_t>());
-    FastCall call(info, arrival, turn, versions_, device);
+    OperatorCall call(info, arrival, turn, versions_, device);
     describer_.describe(call);
     bool careful = is_careful();
     if (careful && have_changed(call)) return false;
@@ -533,7 +533,7 @@ class Interposer final : public FastPath {
     if (!admitted) return false;
     watch.leave_out(admitted->all);
     bookkeeping_ns += admitted->all - admitted->elsewhere;
-    bool is_beside = !device.is_cpu() && !device.on_main_stream(), is_captured = is_beside && truth(slow_path_.get(), "capturing");
+    bool is_beside = !device.is_cpu() && !device.on_main_stream(), is_captured = is_beside && truth(callbacks_.get(), "capturing");
     try {
       if (!call.view) recording_.prepare(call, is_captured);
     } catch (...) {
@@ -590,7 +590,7 @@ class Interposer final : public FastPath {
         release();
         Ref error = as_error(std::current_exception());
         if (interposer.core_.backend->is_budget_error() && !truth(error.get(), "explained"))
-          checked(PyObject_CallMethod(interposer.slow_path_.get(), "too_small", "O", error.get()));
+          checked(PyObject_CallMethod(interposer.callbacks_.get(), "too_small", "O", error.get()));
         throw;
       }
     }
@@ -613,37 +613,37 @@ class Interposer final : public FastPath {
       if (PyList_Append(all.get(), as_object(one).get()) < 0) raise();
     return all;
   }
-  static Ref versions_of(const FastCall& call) { return as_objects({call.versions.begin(), call.versions.end()}); }
-  static Ref written_by(const FastCall& call) {
+  static Ref versions_of(const OperatorCall& call) { return as_objects({call.versions.begin(), call.versions.end()}); }
+  static Ref written_by(const OperatorCall& call) {
     std::vector<Version*> all;
     for (const Call::Write& one : call.written) all.push_back(one.target);
     return as_objects(all);
   }
-  static Ref changed_by(const FastCall& call) {
+  static Ref changed_by(const OperatorCall& call) {
     std::vector<Version*> all;
     for (const Call::Write& one : call.written) all.push_back(one.target);
     for (size_t hole : call.statistics) all.push_back(call.versions[hole]);
     return as_objects(all);
   }
   // Returns the tensors among a call's results, for Python to look at.
-  static Ref results_of(const FastCall& call) {
+  static Ref results_of(const OperatorCall& call) {
     Ref all = checked(PyList_New(0));
     for (const at::Tensor& tensor : call.arrival.tensors())
       if (PyList_Append(all.get(), to_python(shown(tensor), Enumeration::TENSOR).get()) < 0) raise();
     return all;
   }
   // Returns true if versions of a call's tensors have changed. Waits for other threads that use what it will write to.
-  bool have_changed(const FastCall& call) {
+  bool have_changed(const OperatorCall& call) {
     Untraced untraced;
     WithoutFunctionModes plain;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Ref changed = changed_by(call), versions = versions_of(call);
-    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "before_operator", "OO", changed.get(), versions.get()));
+    Ref found = checked(PyObject_CallMethod(callbacks_.get(), "before_operator", "OO", changed.get(), versions.get()));
     return found.get() == Py_True;
   }
 
   // Called after one of its signature's first calls on a GPU.
-  void measured(FastCall& call, const Key& missed) {
+  void measured(OperatorCall& call, const Key& missed) {
     int64_t made = 0;
     if (call.info.convolves)
       for (const at::Tensor& tensor : call.arrival.tensors()) made += versions_.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
@@ -652,12 +652,12 @@ class Interposer final : public FastPath {
   }
 
   // Called after its kernel has run. is_beside: on a side stream.
-  void finish(FastCall& call, bool careful, bool is_beside) {
+  void finish(OperatorCall& call, bool careful, bool is_beside) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Recording::Outputs outputs;
     try {
       Ref versions = careful || is_beside ? versions_of(call) : Ref(), written = careful ? written_by(call) : Ref();
-      if (careful) checked(PyObject_CallMethod(slow_path_.get(), "before_finish", "O", written.get()));
+      if (careful) checked(PyObject_CallMethod(callbacks_.get(), "before_finish", "O", written.get()));
       bool plain = recording_.outputs_of(call, outputs);
       if (call.info.collective)  // it may go on reading and writing when it has returned
         for (Version* one : call.versions) one->fixed = true;
@@ -668,7 +668,7 @@ class Interposer final : public FastPath {
       Untraced untraced;
       WithoutFunctionModes plain_functions;
       Ref results = results_of(call);
-      if (careful) checked(PyObject_CallMethod(slow_path_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
+      if (careful) checked(PyObject_CallMethod(callbacks_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
       if (is_beside) checked(PyObject_CallMethod(python_.get(), "used_beside", "OO", versions.get(), results.get()));
     } catch (...) {
       core_.operators.fail(call);
@@ -676,7 +676,7 @@ class Interposer final : public FastPath {
     }
   }
   // What its kernel has kept can be accessed from now on; what it has drawn, other threads may have drawn, too.
-  void settle(const FastCall& call, const Recording::Outputs& outputs) {
+  void settle(const OperatorCall& call, const Recording::Outputs& outputs) {
     static const Pin KEPT = as_pin("kept by native code"), DRAWN = as_pin("drawn among threads"),
                      READS_STATE = as_pin("made by an operator that reads state of the program");
     for (const NewStorage& one : outputs) {
@@ -699,7 +699,7 @@ class Interposer final : public FastPath {
 
   static inline thread_local const Placeholders::Claim* touched_ = nullptr;  // that this thread is waiting for
 
-  Ref python_, slow_path_, ledger_;
+  Ref python_, callbacks_, ledger_;
   CallObserver call_observer_;
   Ref reasons_, kernels_;
   TensorVersions versions_;
@@ -710,7 +710,7 @@ class Interposer final : public FastPath {
  private:
   Core& core_;
   Ledger& ledger;
-  unsigned long inside_ = 0;             // the thread that is on the fast path
+  unsigned long inside_ = 0;             // the thread that is in an operator without a lock
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are being handled
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // shows whether another thread has joined this session
   OperatorTable operators_;

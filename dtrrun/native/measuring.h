@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "device_allocator.h"
-#include "fast_call.h"
+#include "operator_call.h"
 #include "meter.h"
 
 namespace dtrrun {

@@ -4,7 +4,7 @@
 
 #include <unordered_map>
 
-#include "fast_call.h"
+#include "operator_call.h"
 #include "replays.h"
 #include "split_lists.h"
 
@@ -15,12 +15,12 @@ struct ObservedCall;
 // What all calls of a session share.
 class Observation {
  public:
-  Observation(PyObject* slow_path, const TensorVersions& versions, const FirstCalls& first_calls)
-      : versions(versions), first_calls(first_calls), slow_path(Ref::copy(slow_path)) {}
+  Observation(PyObject* callbacks, const TensorVersions& versions, const FirstCalls& first_calls)
+      : versions(versions), first_calls(first_calls), callbacks(Ref::copy(callbacks)) {}
 
   const TensorVersions& versions;
   const FirstCalls& first_calls;
-  Ref slow_path;
+  Ref callbacks;
   // Slow-path keys by signature. The signatures are kept alive with them.
   std::unordered_map<PyObject*, std::pair<Ref, Ref>> identities;
 };
@@ -29,7 +29,7 @@ class Observation {
 class Observed {
  public:
   // found: the operator's signature. call: null for an operator of `lists.h`.
-  Observed(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const FastCall* call) {
+  Observed(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const OperatorCall* call) {
     if (by.versions.observers.any()) admit(by, info, arrival, found, call);
   }
   ~Observed() {
@@ -47,7 +47,7 @@ class Observed {
   }
 
  private:
-  void admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const FastCall* call);
+  void admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const OperatorCall* call);
   void set_running(bool now);
   void finish(PyObject* outputs);
   void end() noexcept;
@@ -61,7 +61,7 @@ struct ObservedCall {
   Observation* by;  // null once the call is over
   const OperatorInfo* info;
   Arrival* arrival;
-  const FastCall* call;  // null for an operator of `lists.h`
+  const OperatorCall* call;  // null for an operator of `lists.h`
   PyObject *signature, *versions;
   enum State : uint8_t { ADMITTED, RUNNING, FINISHED } state;
 
@@ -174,7 +174,7 @@ struct ObservedCall {
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
     auto [args, kwargs] = templates_of(arrival->schema(), values(), *info->enumerations, call == nullptr ? nullptr : call->holes.data());
     Ref more = call == nullptr ? Ref::copy(nothing) : FirstCalls::more_of(*call);
-    Ref made = checked(PyObject_CallMethod(by->slow_path.get(), "identity_of", "OOOOO", info->operator_.get(), args.get(),
+    Ref made = checked(PyObject_CallMethod(by->callbacks.get(), "identity_of", "OOOOO", info->operator_.get(), args.get(),
                                            kwargs ? kwargs.get() : Py_None, geometries().get(), more.get()));
     if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
     return made;
@@ -197,7 +197,7 @@ struct ObservedCall {
 
 inline PyTypeObject* observed_call_type = nullptr;
 
-inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const FastCall* of) {
+inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const OperatorCall* of) {
   auto* call = PyObject_New(ObservedCall, observed_call_type);
   if (call == nullptr) raise();
   Ref made(reinterpret_cast<PyObject*>(call));
@@ -223,7 +223,7 @@ inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& 
   }
 }
 
-inline void FastCall::finished() {
+inline void OperatorCall::finished() {
   if (observed != nullptr) observed->finished(outputs.get());
 }
 

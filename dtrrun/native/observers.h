@@ -1,4 +1,4 @@
-// What is notified of operators on the fast path: observers (`core/observer.py`), fingerprints under `--verify`
+// What is notified of operators: observers (`core/observer.py`), fingerprints under `--verify`
 // (`runtime/observe/verify.py`), and the notes of `--where` and `--peak` (`calls.h`).
 //
 // While there is none, each costs one comparison per operator. What the core notifies is in `bindings/backend.h`.
@@ -64,10 +64,10 @@ class Fingerprints {
   Ref object_;
 };
 
-// Has operators noted (`SlowPath.calls`), if there are notes.
+// Has operators noted (`Callbacks.calls`), if there are notes.
 class CallObserver {
  public:
-  explicit CallObserver(PyObject* slow_path) : object_(attribute(slow_path, "calls")) {
+  explicit CallObserver(PyObject* callbacks) : object_(attribute(callbacks, "calls")) {
     if (object_.get() != Py_None) notes_ = &CallNotesObject::of(object_.get());
   }
   bool is_on() const { return notes_ != nullptr; }

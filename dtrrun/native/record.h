@@ -1,7 +1,7 @@
-// Records the recipe of a call on the fast path, and finds out what it has made.
+// Records the recipe of a call, and finds out what it has made.
 #pragma once
 
-#include "fast_call.h"
+#include "operator_call.h"
 #include "observers.h"
 #include "replays.h"
 #include "way_in.h"
@@ -10,12 +10,12 @@ namespace dtrrun {
 
 class Recording {
  public:
-  Recording(PyObject* python, PyObject* slow_path, const Device& device, TensorVersions& versions)
-      : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions) {}
+  Recording(PyObject* python, PyObject* callbacks, const Device& device, TensorVersions& versions)
+      : python_(Ref::copy(python)), callbacks_(Ref::copy(callbacks)), device_(device), versions_(versions) {}
 
   // Saves the arguments of an admitted call for its recipe, if it gets one: its kernel will consume them. is_captured: it becomes a part
   // of a CUDA graph.
-  void prepare(FastCall& call, bool is_captured) {
+  void prepare(OperatorCall& call, bool is_captured) {
     const OperatorInfo& info = call.info;
     bool draws = (info.random || info.foreign) && !is_captured && !(call.unusual && !call.unusual->elsewhere.empty());
     if (draws && (call.recordable || !device_.is_cpu())) capture(call);  // a GPU may run out of memory, and draw again
@@ -42,7 +42,7 @@ class Recording {
   using Outputs = c10::SmallVector<NewStorage, 2>;
 
   // Finds the new storages among the results. Returns true if all results have a plain storage.
-  bool outputs_of(FastCall& call, Outputs& outputs) {
+  bool outputs_of(OperatorCall& call, Outputs& outputs) {
     if (call.info.takes_storage) return given_storages(call);
     if (call.view || !(call.info.makes_tensors || call.info.handler == HandlerKind::OTHER)) return true;
     if (call.info.is_classified) return classified_in_python(call, outputs);
@@ -62,7 +62,7 @@ class Recording {
     return true;
   }
   // For `--verify`: notes which part of what the call has made is initialised.
-  void note_extents(const FastCall& call, const Outputs& outputs) const {
+  void note_extents(const OperatorCall& call, const Outputs& outputs) const {
     if (!versions_.fingerprints.are_taken() || outputs.empty()) return;
     auto is_workspace = [&](const Version* one) { return one->nbytes != 0 && one->extent == 0; };
     bool reads_one = !call.info.reads_opaque && std::any_of(call.versions.begin(), call.versions.end(), is_workspace);
@@ -77,7 +77,7 @@ class Recording {
 
  private:
   // Captures the state of the generators that a call may draw from.
-  void capture(FastCall& call) {
+  void capture(OperatorCall& call) {
     int64_t drawn = call.signature->output_bytes;
     for (const Call::Write& one : call.written) drawn += one.target->nbytes;
     Ref generators = checked(PyList_New(0));
@@ -90,12 +90,12 @@ class Recording {
   }
 
   // Returns true, after an operator that has given tensors other storages, which the program may hold.
-  bool given_storages(FastCall& call) {
+  bool given_storages(OperatorCall& call) {
     Untraced untraced;
     WithoutFunctionModes plain;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Ref result = shown_results(call.arrival.results());
-    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "given_storages", "O", result.get()));
+    Ref found = checked(PyObject_CallMethod(callbacks_.get(), "given_storages", "O", result.get()));
     PyObject *given, *handed_out;
     if (!PyArg_ParseTuple(found.get(), "OO", &given, &handed_out)) raise();
     for (PyObject* one : Items(given)) {
@@ -106,12 +106,12 @@ class Recording {
     return true;
   }
 
-  bool classified_in_python(FastCall& call, Outputs& outputs) {
+  bool classified_in_python(OperatorCall& call, Outputs& outputs) {
     Untraced untraced;
     WithoutFunctionModes plain_functions;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Ref result = shown_results(call.arrival.results());
-    Ref found = checked(PyObject_CallMethod(slow_path_.get(), "classify", "OO", result.get(), call.info.operator_.get()));
+    Ref found = checked(PyObject_CallMethod(callbacks_.get(), "classify", "OO", result.get(), call.info.operator_.get()));
     int plain;
     long long counted;
     PyObject* all;
@@ -122,7 +122,7 @@ class Recording {
     return plain != 0;
   }
 
-  Ref python_, slow_path_;
+  Ref python_, callbacks_;
   const Device& device_;
   TensorVersions& versions_;
 };

@@ -13,14 +13,14 @@ namespace dtrrun {
 
 class KernelRun {
  public:
-  KernelRun(PyObject* python, PyObject* slow_path, const Device& device, TensorVersions& versions, FirstCalls& first_calls,
-            Measuring& measuring, FastPath& path, const Lock& lock)
-      : python_(Ref::copy(python)), slow_path_(Ref::copy(slow_path)), device_(device), versions_(versions), core_(versions.core),
-        first_calls_(first_calls), measuring_(measuring), path_(path), lock_(lock) {}
+  KernelRun(PyObject* python, PyObject* callbacks, const Device& device, TensorVersions& versions, FirstCalls& first_calls,
+            Measuring& measuring, Turns& turns, const Lock& lock)
+      : python_(Ref::copy(python)), callbacks_(Ref::copy(callbacks)), device_(device), versions_(versions), core_(versions.core),
+        first_calls_(first_calls), measuring_(measuring), turns_(turns), lock_(lock) {}
 
   // Runs the kernel. On a GPU that has no memory for it, evicts and runs it again, if it has not begun to write. is_captured: it becomes
   // a part of a CUDA graph. started: when it begins, or 0 if `ended` is not needed.
-  void run(FastCall& call, const Gil& gil, bool is_captured, int64_t started, int64_t& ended) {
+  void run(OperatorCall& call, const Gil& gil, bool is_captured, int64_t started, int64_t& ended) {
     Signature& figures = *call.signature;
     bool settled = figures.calls >= Signature::SETTLED, is_retried = false;
     OwnTime own(!settled, started);
@@ -53,7 +53,7 @@ class KernelRun {
   // generator.
   class Others {
    public:
-    explicit Others(const FastCall& call)
+    explicit Others(const OperatorCall& call)
         : turn_(call.turn),
           may_go_on_(call.turn.shared() && call.written.empty() && !call.updates_statistics && !call.info.random) {
       if (may_go_on_) turn_.pause();
@@ -99,7 +99,7 @@ class KernelRun {
   };
 
   // Returns false if a GPU had no memory for the kernel, which has not begun to write.
-  bool runs_at_once(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
+  bool runs_at_once(OperatorCall& call, const Gil& gil, int64_t started, int64_t& ended) {
     try {
       kernel(call, gil, started, ended);
       return true;
@@ -109,7 +109,7 @@ class KernelRun {
       return false;
     }
   }
-  void kernel(FastCall& call, const Gil& gil, int64_t started, int64_t& ended) {
+  void kernel(OperatorCall& call, const Gil& gil, int64_t started, int64_t& ended) {
     auto run_own = [&] {
       Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { call.arrival.run(); });
       if (started != 0) ended = now_ns();
@@ -120,7 +120,7 @@ class KernelRun {
     } else if (call.info.foreign) {
       run_foreign(call, ended);
     } else if (call.info.collective) {  // it may wait for another thread
-      FastPath::Away away(path_, call.turn);
+      Turns::Away away(turns_, call.turn);
       WithoutGil released;
       run_own();
     } else if (device_.is_cpu() && call.signature->calls != 0 && call.signature->cost < BRIEF_NS) {
@@ -133,7 +133,7 @@ class KernelRun {
   }
 
   // Runs a kernel that is not PyTorch's own: the operators that it calls arrive.
-  void run_foreign(FastCall& call, int64_t& ended) {
+  void run_foreign(OperatorCall& call, int64_t& ended) {
     Arrival& arrival = call.arrival;
     std::optional<KeptTensors> keeping;
     if (call.special().counts) keeping.emplace(arrival.values(), arrival.count);
@@ -141,7 +141,7 @@ class KernelRun {
     Touched touched(versions_, lock_);
     Body body([&](Version* version, bool writes) { touched.touch(version, writes); }, arrival.values(), arrival.count);
     {
-      FastPath::Away away(path_, call.turn);  // it may wait for another thread
+      Turns::Away away(turns_, call.turn);  // it may wait for another thread
       auto seen = c10::impl::tls_local_dispatch_key_set();
       seen.excluded_ = seen.excluded_ - WayIn::OWN;
       c10::impl::ForceDispatchKeyGuard program(seen);
@@ -154,7 +154,7 @@ class KernelRun {
     arrival.set_results(std::move(stack));
     if (reads_unseen || !call.special().kept.empty()) not_replayable(call);
   }
-  void run_on_model(FastCall& call) {
+  void run_on_model(OperatorCall& call) {
     auto convert = [&](size_t place) { return to_python(call.arrival.values()[place], (*call.info.enumerations)[place]); };
     auto [args, kwargs] = to_arguments(call.arrival.schema(), call.arrival.values(), PyTuple_New, convert);
     auto compute = [&] {
@@ -165,7 +165,7 @@ class KernelRun {
     device_.run(call.info.func.get(), args.get(), kwargs.get(), function.get(), /*again=*/false);
   }
   // A second call of the kernel might give another result.
-  void not_replayable(FastCall& call) {
+  void not_replayable(OperatorCall& call) {
     call.recordable = false;
     for (const at::Tensor& tensor : call.special().kept) {
       const auto* storage = Body::storage_of(tensor);
@@ -175,10 +175,10 @@ class KernelRun {
     for (const Call::Write& one : call.written)
       if (!one.target->used) core_.recipes.make_constant(one.target, pins::NOT_REPLAYABLE);
     if (!call.special().kept.empty())
-      checked(PyObject_CallMethod(slow_path_.get(), "has_kept_tensors", "O", call.info.operator_.get()));
+      checked(PyObject_CallMethod(callbacks_.get(), "has_kept_tensors", "O", call.info.operator_.get()));
   }
   // Finds out whether a kernel has drawn random numbers.
-  void look_back(FastCall& call) {
+  void look_back(OperatorCall& call) {
     if (!call.rng) return;
     if (checked(PyObject_CallMethod(python_.get(), "has_drawn", "(O)", call.rng.get())).get() == Py_True) {
       call.special().drawn = call.turn.shared();
@@ -189,7 +189,7 @@ class KernelRun {
   }
 
   // Runs a kernel again that a GPU had no memory for. Python evicts before each attempt, and raises the budget error in the end.
-  void run_again(FastCall& call, std::optional<Measuring::Call>& measured, int64_t& ended) {
+  void run_again(OperatorCall& call, std::optional<Measuring::Call>& measured, int64_t& ended) {
     auto attempt = [&] {
       call.arrival.restore();
       measured.reset();
@@ -206,13 +206,13 @@ class KernelRun {
                                 call.signature->calls > 0 ? Py_True : Py_False));
   }
 
-  Ref python_, slow_path_;
+  Ref python_, callbacks_;
   const Device& device_;
   TensorVersions& versions_;
   Core& core_;
   FirstCalls& first_calls_;
   Measuring& measuring_;
-  FastPath& path_;
+  Turns& turns_;
   const Lock& lock_;
 };
 

@@ -1,4 +1,4 @@
-// The versions of tensors' storages, for the fast path.
+// The versions of tensors' storages.
 #pragma once
 
 #include "observers.h"

@@ -15,10 +15,10 @@ namespace dtrrun {
 // The lock of a session (`TurnLock`), which is reentrant. Waiting for it releases the GIL.
 class Lock {
  public:
-  explicit Lock(PyObject* slow_path)
-      : acquire_(attribute(attribute(slow_path, "lock").get(), "acquire")),
-        release_(attribute(attribute(slow_path, "lock").get(), "release")),
-        wait_(attribute(attribute(slow_path, "lock").get(), "wait")) {}
+  explicit Lock(PyObject* callbacks)
+      : acquire_(attribute(attribute(callbacks, "lock").get(), "acquire")),
+        release_(attribute(attribute(callbacks, "lock").get(), "release")),
+        wait_(attribute(attribute(callbacks, "lock").get(), "wait")) {}
 
   // Returns how long it waited, in ns. Raises what a signal handler raises meanwhile.
   int64_t acquire() const {
@@ -91,24 +91,25 @@ class Turn {
   std::exception_ptr interrupt_;
 };
 
-// The fast path of a session, which a thread leaves while code of the program runs in the middle of an operator.
-class FastPath {
+// Whose turn it is as long as one thread uses the session, without a lock. A thread gives up its turn while code of the program runs
+// in the middle of its operator.
+class Turns {
  public:
-  // Returns whether the thread was there without a lock.
+  // Returns whether the thread had its turn without a lock.
   virtual bool leave() = 0;
-  // Returns false if it must be called again, as another thread is about to share the fast path.
+  // Returns false if it must be called again, as another thread is about to join.
   virtual bool rejoin() = 0;
 
   // A moment in which other threads have their turns.
   class Away {
    public:
-    Away(FastPath& path, Turn& turn) : path_(path), turn_(turn), paused_(turn.shared()), alone_(path.leave()) {
+    Away(Turns& turns, Turn& turn) : turns_(turns), turn_(turn), paused_(turn.shared()), alone_(turns.leave()) {
       if (paused_) turn_.pause();
     }
     // Waits for the thread's turn.
     ~Away() {
       if (paused_) turn_.resume();
-      while (alone_ && !path_.rejoin()) {
+      while (alone_ && !turns_.rejoin()) {
         WithoutGil released;
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
@@ -116,13 +117,13 @@ class FastPath {
     Away(const Away&) = delete;
 
    private:
-    FastPath& path_;
+    Turns& turns_;
     Turn& turn_;
     const bool paused_, alone_;
   };
 
  protected:
-  ~FastPath() = default;
+  ~Turns() = default;
 };
 
 }  // namespace dtrrun

@@ -11,7 +11,7 @@ import torch
 
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import untraced
@@ -42,13 +42,13 @@ Memory that escapes but is not written to stays resident, and may be recomputed 
 class Access:
     """Keeps tensors in memory for escapes, custom functions and the program itself."""
 
-    def __init__(self, slow_path: SlowPath) -> None:
-        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks, self._dtr, self._ledger = callbacks, callbacks.dtr, callbacks.ledger
 
     def _version(self, tensor: torch.Tensor) -> Version | None:
         if tensor.device.type != self._ledger.device_type:
             return None
-        return self._slow_path.version_of(tensor)
+        return self._callbacks.version_of(tensor)
 
     def _join(self, tensors: list[torch.Tensor]) -> None:
         ours = self._ledger.device_type
@@ -62,7 +62,7 @@ class Access:
 
     def _pin(self, tensor: torch.Tensor, why: str) -> None:
         self._join([tensor])
-        with self._slow_path.lock, self._locked([tensor]) as locks:
+        with self._callbacks.lock, self._locked([tensor]) as locks:
             for version in locks:
                 self._dtr.recipes.pin(version, why)
 
@@ -78,9 +78,9 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until the returned function is called. Raises BudgetError."""
-        with self._slow_path.own(), _unnoticed():
+        with self._callbacks.own(), _unnoticed():
             self._join(tensors)
-            with self._slow_path.lock:
+            with self._callbacks.lock:
                 unlock = self._locked(tensors)
                 observers = self._ledger.observers
                 if not observers:
@@ -105,8 +105,8 @@ class Access:
                 self._dtr.rematerializer.lock(versions, locks)
                 return locks
             except BudgetError as error:
-                if not (self._slow_path.others_end() or self._slow_path.found_garbage(began)):
-                    self._slow_path.too_small(error)
+                if not (self._callbacks.others_end() or self._callbacks.found_garbage(began)):
+                    self._callbacks.too_small(error)
                     raise
 
     def hold(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
@@ -123,7 +123,7 @@ class Access:
 
         writes: whether it is about to be filled, as part of its making.
         """
-        with self._slow_path.own(), _unnoticed(), self._slow_path.lock:
+        with self._callbacks.own(), _unnoticed(), self._callbacks.lock:
             self._ledger.collect_dead()
             version = self._ledger.version_of(storage)
             locks = Locks()
@@ -143,7 +143,7 @@ class Access:
         unlock = self.lock([tensor])
         if writes or escapes:
             try:
-                with self._slow_path.own(), _unnoticed():
+                with self._callbacks.own(), _unnoticed():
                     if writes:
                         self._hand_out(tensor, escapes)
                     else:
@@ -159,11 +159,11 @@ class Access:
         settle: moves the restored memory to that address, where it stays. It returns False if the system has
         no memory. Raises BudgetError, and MemoryError.
         """
-        with _unnoticed(), self._slow_path.lock, Locks() as locks:
+        with _unnoticed(), self._callbacks.lock, Locks() as locks:
             joins()
             self._bring_back(version, locks)
             # Its memory is about to be moved: wait until no other thread uses it.
-            while (found := self._slow_path.left_by_others(version)) is not version:
+            while (found := self._callbacks.left_by_others(version)) is not version:
                 version = found
                 self._bring_back(version, locks)
             if not settle():
@@ -189,7 +189,7 @@ class Access:
                         raise
 
     def _keep(self, tensor: torch.Tensor) -> None:
-        with self._slow_path.lock:
+        with self._callbacks.lock:
             version = self._version(tensor)
             if version is not None:
                 self._ledger.fix(version)
@@ -197,9 +197,9 @@ class Access:
                     self._dtr.recipes.pin(version, "handed out to be read")
 
     def _hand_out(self, tensor: torch.Tensor, escapes: bool) -> None:
-        with self._slow_path.lock, self._slow_path.telling():
+        with self._callbacks.lock, self._callbacks.telling():
             version = self._version(tensor)
-            while version is not None and self._slow_path.turns.wait_for_replays([version]):
+            while version is not None and self._callbacks.turns.wait_for_replays([version]):
                 version = self._version(tensor)
             if version is not None:
                 why = "handed out" if escapes else "written outside"

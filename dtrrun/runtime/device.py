@@ -13,8 +13,8 @@ import torch
 from dtrrun.monitor.gpus import NEITHER, Gpus, build_of, gpus
 from dtrrun.monitor.gpus import choose as choose_by_name
 from dtrrun.runtime import storage
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.interposer import Interposer
-from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.host import memory_left
 from dtrrun.settings import RuntimeSettings
@@ -51,17 +51,17 @@ class Cpu:
         self._notice = notice
 
     def connect(
-        self, dtr: Any, slow_path: SlowPath, warn: Callable[[str], None], alert: Callable[[str], None]
+        self, dtr: Any, callbacks: Callbacks, warn: Callable[[str], None], alert: Callable[[str], None]
     ) -> None:
         """Take part in a session."""
-        self._ledger, self._native = dtr.ledger, slow_path.native
+        self._ledger, self._native = dtr.ledger, callbacks.native
         if self._notice:
             warn(self._notice)
         storage.use_device(storage.CPU_ROUNDING, None)
 
-    def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> Interposer:
+    def make_interposer(self, native: ModuleType, callbacks: Callbacks, *told: Any) -> Interposer:
         """Return the interposer. told: the callbacks that `Interposer` takes."""
-        return Interposer(native, slow_path, *told)
+        return Interposer(native, callbacks, *told)
 
     def below(self) -> AbstractContextManager[None]:
         """The context in which recorded operators are replayed."""

@@ -196,7 +196,7 @@ class Operator:
     enlarge the storages of these. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
     `makes_tensors`: some result is a tensor that is
     not an argument. `only_views`: its results are views; a composite view (`reshape`) may copy. `simple`:
-    suitable for the fast path.
+    nothing about its calls has to be found out.
     """
 
     __slots__ = (

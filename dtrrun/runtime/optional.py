@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dtrrun.runtime.adapting import Adapting, Advise
     from dtrrun.runtime.compiled.compiler import Compiler
     from dtrrun.runtime.compiled.eagerly import Eagerly
-    from dtrrun.runtime.dispatch.slow_path import SlowPath
+    from dtrrun.runtime.dispatch.callbacks import Callbacks
     from dtrrun.runtime.observe.at_peak import AtPeak
     from dtrrun.runtime.observe.callers import Callers
     from dtrrun.runtime.observe.learning import Learning
@@ -49,13 +49,13 @@ def recorder(settings: RuntimeSettings) -> Recorder | None:
     return Recorder(settings.log, settings.log_first, settings.log_last, settings.cost)
 
 
-def callers(settings: RuntimeSettings, slow_path: SlowPath, native: ModuleType) -> Callers | None:
+def callers(settings: RuntimeSettings, callbacks: Callbacks, native: ModuleType) -> Callers | None:
     """For `--where` and `--peak`."""
     if not (settings.where or settings.peak):
         return None
     from dtrrun.runtime.observe.callers import Callers
 
-    return Callers(slow_path, native)
+    return Callers(callbacks, native)
 
 
 def where(settings: RuntimeSettings, callers: Callers | None, ledger: Ledger) -> Where | None:
@@ -98,13 +98,13 @@ def compiler(
     return Compiler(native, access.lock, lambda tensor: access.reach(tensor, True, False)(), warn)
 
 
-def lookahead(slow_path: SlowPath) -> Lookahead | None:
+def lookahead(callbacks: Callbacks) -> Lookahead | None:
     """For heuristics with foresight."""
-    if not slow_path.ledger.policy.heuristic.foresight:
+    if not callbacks.ledger.policy.heuristic.foresight:
         return None
     from dtrrun.runtime.observe.lookahead import Lookahead
 
-    return Lookahead(slow_path)
+    return Lookahead(callbacks)
 
 
 def ranks(session: Session, settings: RuntimeSettings, rule: Learning | None) -> Ranks | None:
@@ -118,7 +118,7 @@ def ranks(session: Session, settings: RuntimeSettings, rule: Learning | None) ->
         return None
     from dtrrun.runtime.observe.ranks import Ranks
 
-    return Ranks(settings.record_dir, found, _leads(), session.slow_path.signatures, rule)
+    return Ranks(settings.record_dir, found, _leads(), session.callbacks.signatures, rule)
 
 
 def _leads() -> bool:

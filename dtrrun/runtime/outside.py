@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.patches.registry import Function, Patches
@@ -29,9 +29,9 @@ MAKER = "a storage"
 class Outside:
     """Counts such storages while installed; see `core.backend.Outside`."""
 
-    def __init__(self, slow_path: SlowPath, native: ModuleType) -> None:
-        self._slow_path, self._ledger = slow_path, slow_path.ledger
-        self._eviction, self._native = slow_path.dtr.eviction, native
+    def __init__(self, callbacks: Callbacks, native: ModuleType) -> None:
+        self._callbacks, self._ledger = callbacks, callbacks.ledger
+        self._eviction, self._native = callbacks.dtr.eviction, native
         self._patches = Patches()
 
     def install(self) -> None:
@@ -49,17 +49,17 @@ class Outside:
     def _ask(self, nbytes: int) -> None:
         """Make room for a block of `nbytes` that is about to be allocated. Raises BudgetError."""
         ledger, nbytes = self._ledger, rounded(nbytes)
-        with self._slow_path.lock:
+        with self._callbacks.lock:
             self._make_room(nbytes)
             self._set(self._native.outside() + nbytes)
             ledger.note_peak(ledger.resident_bytes + ledger.overhead[WHAT])
 
     def _make_room(self, nbytes: int) -> None:
         joins()
-        with self._slow_path.lock:
+        with self._callbacks.lock:
             self._ledger.collect_dead()
             self.look()
-            with self._slow_path.telling(), torch._C.DisableTorchFunction(), (guard := below()), guard:
+            with self._callbacks.telling(), torch._C.DisableTorchFunction(), (guard := below()), guard:
                 self._eviction.make_room(nbytes, MAKER)
 
     def _sharing(self, original: Function) -> Function:

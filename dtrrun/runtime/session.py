@@ -27,8 +27,8 @@ from dtrrun.runtime.access import Access
 from dtrrun.runtime.compiled.remedy import IN_A_BLOCK, IN_A_COMMAND, remedy
 from dtrrun.runtime.costs import UNKNOWN, read_costs
 from dtrrun.runtime.dispatch import native
+from dtrrun.runtime.dispatch.callbacks import Callbacks, Own
 from dtrrun.runtime.dispatch.signatures import Signatures
-from dtrrun.runtime.dispatch.slow_path import Own, SlowPath
 from dtrrun.runtime.dispatch.turns import TurnLock
 from dtrrun.runtime.errors import Advice, BudgetError
 from dtrrun.runtime.execute import Executor
@@ -142,7 +142,7 @@ class Session:
             collect_garbage=self._collect_garbage,
             modelled=settings.cost == "model",
             met_device=self._met_device,
-            room_given_back=lambda: self.slow_path.tell_waiting(),
+            room_given_back=lambda: self.callbacks.tell_waiting(),
         )
         self.ledger = self.dtr.ledger
         known = UNKNOWN
@@ -150,7 +150,7 @@ class Session:
             known = read_costs(settings.costs, self.device.type, self.warn)
         self.host = Host(self.dtr, settings, self._native, self.warn, known.host)
         kernels: dict[Any, Any] = {}
-        self.slow_path = SlowPath(
+        self.callbacks = Callbacks(
             self.dtr,
             Signatures(
                 self.ledger,
@@ -169,10 +169,10 @@ class Session:
             too_small=self._too_small,
             native=self._native,
         )
-        self.device.connect(self.dtr, self.slow_path, self.warn, self.alert)
-        self._callers = optional.callers(settings, self.slow_path, self._native)
+        self.device.connect(self.dtr, self.callbacks, self.warn, self.alert)
+        self._callers = optional.callers(settings, self.callbacks, self._native)
         self.interposer = self.device.make_interposer(
-            self._native, self.slow_path, self._threaded, self.alert
+            self._native, self.callbacks, self._threaded, self.alert
         )
         self._started_ns = now_ns()
         self._waits, self._own_time = ProcessorWait(), OwnTime(5)
@@ -188,9 +188,9 @@ class Session:
             self._own_work,
             self._end_if_enough,
         )
-        self._access = Access(self.slow_path)
+        self._access = Access(self.callbacks)
         self.interposer.touch = self._access.touched
-        own = self.slow_path.own
+        own = self.callbacks.own
         self._gradients = Gradients(self._access.pin, self._access.keep_weight, self._native, own)
         self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.evicted_bytes > 0)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
@@ -200,24 +200,24 @@ class Session:
         self._at_peak = optional.at_peak(settings, self, self._callers)
         self.adapting = self.dtr.eviction.adapting = optional.adapting(settings, self, self._advised)
         self.compiler = optional.compiler(settings, self._native, self._access, self._warn_once_a_run)
-        self._lookahead = optional.lookahead(self.slow_path)
+        self._lookahead = optional.lookahead(self.callbacks)
         if self._recorder is not None:
-            self._recorder.connect(self.slow_path)
+            self._recorder.connect(self.callbacks)
         backends = sorted({"CPU", self.device.type.upper()})
-        composites = ForeignComposites(self.slow_path, self._native, kernels, backends)
+        composites = ForeignComposites(self.callbacks, self._native, kernels, backends)
         self._parts: list[Any] = [
             Escapes(self._access, own),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
             composites,
             ExtensionFunctions(self._native, composites),
-            Libraries(self.slow_path),
-            Resizes(self.slow_path),
-            Gathered(self.slow_path),
+            Libraries(self.callbacks),
+            Resizes(self.callbacks),
+            Gathered(self.callbacks),
             self._gradients,
             Functions(self._access.lock, own),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended, own),
-            Reducers(self.slow_path),
+            Reducers(self.callbacks),
             Scripts(),
             Seeds(self._lock),
             Workers(),
@@ -258,8 +258,8 @@ class Session:
         if self._heap is None:
             return []
         return [
-            Outside(self.slow_path, self._native),
-            Shortage(self.slow_path, self._native, self.warn, lambda: self.adapting),
+            Outside(self.callbacks, self._native),
+            Shortage(self.callbacks, self._native, self.warn, lambda: self.adapting),
         ]
 
     # -- start and stop --------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Session:
             self.alert(line)
         fork.watch(self._before_fork, self._after_fork_in_parent, self._after_fork_in_child)
         if threading.current_thread() is threading.main_thread():
-            self.slow_path.home_thread = threading.get_ident()
+            self.callbacks.home_thread = threading.get_ident()
         self.host.open()
         self.nodes.start()
         self.running = True
@@ -305,7 +305,7 @@ class Session:
             self._final = self._figures()
             self._lift_budget()
             self.stop_learning()
-            self.slow_path.next_tick = 0
+            self.callbacks.next_tick = 0
             return True
 
     @property
@@ -359,7 +359,7 @@ class Session:
 
     def _look_whether_over(self) -> None:
         """Called by operators once the session has been left. Ends it soon if nothing is evicted any more."""
-        self.slow_path.next_tick = now_ns() + LEFT_NS
+        self.callbacks.next_tick = now_ns() + LEFT_NS
         with self._lock:
             self.ledger.collect_dead()
             if self.ledger.evicted_bytes:
@@ -414,8 +414,8 @@ class Session:
             self.dtr.recipes.end_counting()
             self.ledger.set_budget(budget_bytes)
             self.device.set_budget(budget_bytes)
-            self.slow_path.signatures.forget()  # those made without a budget lack result sizes
-            with self.slow_path.telling(), (guard := below()), guard:
+            self.callbacks.signatures.forget()  # those made without a budget lack result sizes
+            with self.callbacks.telling(), (guard := below()), guard:
                 self.dtr.eviction.make_room(0, "set_budget")
 
     def on_step(self, callback: Callable[[Figures], object]) -> None:
@@ -458,20 +458,20 @@ class Session:
         if kind == "meta":  # has no memory: PyTorch and libraries use such tensors to infer shapes
             return
         if kind.startswith("cuda:"):
-            self.slow_path.reasons.add("several GPUs")  # each has its own thread of the autograd engine
+            self.callbacks.reasons.add("several GPUs")  # each has its own thread of the autograd engine
         if kind != "cpu" or self.device.type == "cpu":  # with a GPU session, CPU tensors are expected
             ours = "the CPU" if self.device.type == "cpu" else f"cuda:{self.device.gpu.index}"
             self.alert(notices.OTHER_DEVICE.format(device=kind, ours=ours))
 
     def _threaded(self) -> None:
-        """This thread is about to access the session's tensors: share the fast path unless it has it."""
+        """This thread is about to access the session's tensors: it joins unless it has."""
         with self._lock:
-            if self.slow_path.home_thread is None:
-                self.slow_path.home_thread = threading.get_ident()
-        if self.slow_path.home_thread == threading.get_ident():
+            if self.callbacks.home_thread is None:
+                self.callbacks.home_thread = threading.get_ident()
+        if self.callbacks.home_thread == threading.get_ident():
             return
-        self.slow_path.shared = True
-        self.interposer.share(self.slow_path.reasons)
+        self.callbacks.shared = True
+        self.interposer.share(self.callbacks.reasons)
 
     def warn(self, text: str) -> None:
         """Show the user one line, once, unless `quiet`; repetitions are counted."""
@@ -584,7 +584,7 @@ class Session:
 
     def _signatures(self, failed: Signature | None) -> list[Signature]:
         """Return the signatures of the calls so far, and that of the one that has failed."""
-        signatures = self.slow_path.signatures.all()
+        signatures = self.callbacks.signatures.all()
         if failed is not None and failed.geometries and all(one is not failed for one in signatures):
             signatures.append(failed)  # a first call
         return signatures
@@ -602,7 +602,7 @@ class Session:
         # The program's finalizers run here. Their operators are intercepted like any others, except in the
         # middle of a rematerialization.
         seen = nullcontext() if self.dtr.eviction.replaying else interposed()
-        with self.slow_path.turns.given_up(), seen:
+        with self.callbacks.turns.given_up(), seen:
             gc.collect(*generation)
 
     @property
@@ -627,7 +627,7 @@ class Session:
         policy, ledger, on_gpu = self.dtr.policy, self.ledger, self.device.type != "cpu"
         wall = now_ns() - self._started_ns
         waited = self._waits.ns() - self._waited_ns
-        counted = *self.interposer.brief_ns, self.slow_path.brief_ns, self.slow_path.long_ns
+        counted = *self.interposer.brief_ns, self.callbacks.brief_ns, self.callbacks.long_ns
         brief, own, cold, in_python, long = self._own_time.add(wall, waited, counted)
         unseen = unseen_ns(own, cold, in_python)
         own += in_python + long
@@ -664,7 +664,7 @@ class Session:
             self._learning.remove()
 
     def _own_work(self) -> Own:
-        return self.slow_path.own(is_long=True)
+        return self.callbacks.own(is_long=True)
 
     def _tick(self) -> None:
         """Called periodically, by operators and in replays. Sets the time of the next call."""
@@ -683,7 +683,7 @@ class Session:
         self.device.look(settles=False)
         self._launcher.look()
         self._publish()
-        self.slow_path.next_tick = now_ns() + PUBLISH_NS
+        self.callbacks.next_tick = now_ns() + PUBLISH_NS
         step = self.steps.under_way()
         if self._learning is not None:
             self._learning.step_goes_on(step)
@@ -722,7 +722,7 @@ class Session:
 
     def _between_replays(self) -> None:
         """Called after each replayed operator, since a rematerialization may take minutes."""
-        if now_ns() > self.slow_path.next_tick:
+        if now_ns() > self.callbacks.next_tick:
             self._tick()
 
     def _compact(self) -> None:
@@ -762,7 +762,7 @@ class Session:
             self.device.step_ended()
             self._settle_fingerprints()
             if self.steps.count <= LEARNING:
-                self.slow_path.signatures.measure_again()
+                self.callbacks.signatures.measure_again()
             elif self._recorder is None:
                 self.interposer.count_only()
         assert self.steps.last is not None

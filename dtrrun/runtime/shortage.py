@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.guards import below
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ class Shortage:
 
     def __init__(
         self,
-        slow_path: SlowPath,
+        callbacks: Callbacks,
         native: ModuleType,
         warn: Callable[[str], None],
         adapting: Callable[[], Adapting | None],
     ) -> None:
-        self._slow_path, self._ledger = slow_path, slow_path.ledger
-        self._eviction, self._native, self._warn = slow_path.dtr.eviction, native, warn
+        self._callbacks, self._ledger = callbacks, callbacks.ledger
+        self._eviction, self._native, self._warn = callbacks.dtr.eviction, native, warn
         self._adapting = adapting
 
     def install(self) -> None:
@@ -49,7 +49,7 @@ class Shortage:
         ledger = self._ledger
         if attempt >= ATTEMPTS or ledger.budget_bytes is None or not ledger.evicting:
             return False
-        with self._slow_path.lock, (guard := below()), guard:
+        with self._callbacks.lock, (guard := below()), guard:
             ledger.collect_dead()
             before = ledger.resident_bytes
             if attempt == 0 and (adapting := self._adapting()) is not None:

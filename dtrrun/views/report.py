@@ -188,7 +188,7 @@ NATIVE_COUNTS = ("operators", "in_python", "read_by_address")
 
 
 def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
-    """Return sums over the processes that had the native fast path; None if none had it."""
+    """Return sums over the processes that had the native part; None if none had it."""
     found = [native for one in snapshots if isinstance(native := one.tables.get("native"), dict)]
     if not found:
         return None

@@ -187,7 +187,7 @@ def longest_seconds(report: Mapping[str, Any]) -> float:
 
 
 def native_share(report: Mapping[str, Any]) -> str | None:
-    """`96.2 % of 1,300 operators`: the share handled in C++; None without the native fast path."""
+    """`96.2 % of 1,300 operators`: the share handled in C++; None without the native part."""
     native = report.get("native")
     if not native or not native["operators"]:
         return None

@@ -13,7 +13,7 @@ from dtrrun import runtime
 
 def main() -> None:
     session = runtime._active
-    session.slow_path.reasons.add("a comparison")
+    session.callbacks.reasons.add("a comparison")
     del sys.argv[:1]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

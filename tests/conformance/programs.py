@@ -20,7 +20,7 @@ import dtrrun
 from dtrrun.core.graph import Operation, Version
 from dtrrun.runtime.session import Session
 from dtrrun.runtime.storage import is_empty, own_storage_of
-from tests.paths import budget
+from tests.care import budget
 
 Program = Callable[[], Any]
 Report = dict[str, Any]
@@ -106,20 +106,20 @@ def run_inside(
     budget_bytes: int | None,
     *,
     by_address: bool = False,
-    slow: bool = True,
+    careful: bool = True,
     host: bool = False,
     results_leave: int = 0,
     **options: Any,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Run under dtrrun; return the bits after the session's end (equal to those inside it) and the report.
 
-    by_address: whether native code may touch evicted memory, which is then brought back for it. slow: as in
-    `tests.paths.budget`. host: whether constants leave for the host as well, from the beginning, unless they
-    are tiny. results_leave: then whether results do, as in `core.ledger.Ledger`.
+    by_address: whether native code may touch evicted memory, which is then brought back for it. careful: as
+    in `tests.care.budget`. host: whether constants leave for the host as well, from the beginning, unless
+    they are tiny. results_leave: then whether results do, as in `core.ledger.Ledger`.
     """
     host_budget = f"4GB:{gettempdir()}" if host else "none"
     given = {"verify": True, "host_budget": host_budget, **options}
-    with budget(budget_bytes, slow=slow, **given) as session:
+    with budget(budget_bytes, careful=careful, **given) as session:
         if host:
             session.ledger.results_leave = results_leave
             session.ledger.least_copy_bytes = 128  # PyTorch reads scalars by address, such as a graph's
@@ -145,24 +145,24 @@ def check_stress(
     by_address: bool = False,
     host: bool = True,
 ) -> dict[str, Any]:
-    """Check that the bits are the same on either path under a one-byte budget, which evicts all it can.
+    """Check that the bits are the same under a one-byte budget, with care and without (`tests.care`).
 
-    host: whether, on one of the paths (for half of the programs each), constants leave for the host as well,
-    and for half of these, results do, too, instead of being recomputed.
+    host: whether, in one of the two runs (for half of the programs each), constants leave for the host as
+    well, and for half of these, results do, too, instead of being recomputed.
     """
     expected = plain(program) if expected is None else expected
     number = crc32(program.__qualname__.encode())
-    on_slow = number % 2 == 0
-    for slow in (False, True):
+    when_careful = number % 2 == 0
+    for careful in (False, True):
         given = {
             "over_budget": "evict",
-            "slow": slow,
+            "careful": careful,
             "by_address": by_address,
-            "host": host and slow == on_slow,
+            "host": host and careful == when_careful,
             "results_leave": 2 * (number >> 1 & 1),
         }
         found, report = run_inside(program, 1, **given)
-        assert_same(expected, found, f"under stress, slow={slow}")
+        assert_same(expected, found, f"under stress, careful={careful}")
         assert report["evictions"] + report["copies_out"] > 0, "nothing was evicted: the test does not bite"
     return report
 

@@ -21,7 +21,7 @@ def test_a_replay_under_way_is_bookkeeping(monkeypatch):
             told.append(session.times())
             time.sleep(0.01)
 
-        monkeypatch.setattr(session.slow_path, "next_tick", 0)
+        monkeypatch.setattr(session.callbacks, "next_tick", 0)
         monkeypatch.setattr(session, "_tick", tick)
         kept[-2] + 1
         after = session.times()
@@ -38,7 +38,7 @@ def test_a_native_replay_under_way_is_bookkeeping(monkeypatch):
     told = []
     with dtrrun.budget(1, over_budget="evict") as session:
         kept = chain(torch.ones(64), 16)
-        monkeypatch.setattr(session.slow_path, "next_tick", 0)
+        monkeypatch.setattr(session.callbacks, "next_tick", 0)
         monkeypatch.setattr(session, "_tick", lambda: told.append(session.dtr.rematerializer.under_way_ns()))
         kept[-2] + 1
         assert max(told) > 0

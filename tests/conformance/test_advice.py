@@ -142,7 +142,7 @@ def test_the_second_budget_is_enough_and_no_more_than_the_peak_and_one_operator(
         patches.setattr(session.interposer, "count_only", lambda: None)  # all operators have signatures
         program()
     peak = session.report()["peak_bytes"]
-    operator = max(Sizes(one, set()).nbytes for one in session.slow_path.signatures.all())
+    operator = max(Sizes(one, set()).nbytes for one in session.callbacks.signatures.all())
     gc.collect()  # its parameters would otherwise count in the next attempt
     tried = attempts(program, peak * percent // 100)
     assert len(tried) == 2

@@ -239,14 +239,14 @@ def test_a_budget_error_has_the_table():
 
 def test_nothing_is_noted_before_and_after():
     with dtrrun.budget(None, "cpu") as session:
-        assert session.slow_path.calls is None
+        assert session.callbacks.calls is None
     call = nn.Module.__call__
     with dtrrun.budget(None, "cpu", peak=True) as session:
         program = Steps()
         program.run(2)
-        assert session.slow_path.calls.mode != 0
+        assert session.callbacks.calls.mode != 0
         program.run(2)
-        assert session.slow_path.calls.mode == 0
+        assert session.callbacks.calls.mode == 0
         assert nn.Module.__call__ is call
 
 

@@ -7,7 +7,7 @@ from programs import assert_same, bits, mlp
 from torch import nn
 
 import dtrrun
-from tests.paths import budget
+from tests.care import budget
 
 
 def trained(change):
@@ -31,8 +31,8 @@ def trained(change):
     return kept, model, optimizer, torch.get_rng_state()
 
 
-@pytest.mark.parametrize("slow", [False, True], ids=["fast path", "slow path"])
-def test_a_budget_that_goes_up_and_down(slow):
+@pytest.mark.parametrize("careful", [False, True], ids=["plain", "careful"])
+def test_a_budget_that_goes_up_and_down(careful):
     expected = bits(trained(lambda step, where: None))
     peaks = []
 
@@ -46,7 +46,7 @@ def test_a_budget_that_goes_up_and_down(slow):
             assert session.report()["resident_bytes"] <= session.ledger.limit
         peaks.append(session.report()["evictions"])
 
-    with budget(200_000, slow=slow, verify=True, over_budget="evict") as session:
+    with budget(200_000, careful=careful, verify=True, over_budget="evict") as session:
         result = trained(change)
         check_accounts(session)
         inside = bits(result)

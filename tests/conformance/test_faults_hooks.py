@@ -10,8 +10,8 @@ from programs import assert_same, batch, mlp, outcome, plain
 from torch import nn
 
 import dtrrun
+from tests.care import budget
 from tests.kernels import use_replays
-from tests.paths import budget
 
 
 class Fault(Exception):
@@ -66,13 +66,13 @@ HOOKS = {
 
 def check_faults(program, budget_bytes, failures):
     expected = plain(program)
-    for slow in (False, True):
+    for careful in (False, True):
         failed.clear()
-        with budget(budget_bytes, over_budget="evict", slow=slow, verify=True) as session:
+        with budget(budget_bytes, over_budget="evict", careful=careful, verify=True) as session:
             _, found = outcome(program)
             check_accounts(session)
             assert session.report()["evictions"] > 0
-        assert_same(expected, found, f"slow={slow}")
+        assert_same(expected, found, f"careful={careful}")
         assert session.report()["mismatches"] == []
         assert len(failed) == failures
 

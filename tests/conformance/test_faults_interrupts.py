@@ -20,7 +20,7 @@ from programs import assert_same, bits
 from torch import nn
 
 import dtrrun
-from tests.paths import budget
+from tests.care import budget
 
 pytestmark = pytest.mark.skipif("INTERRUPTS" not in os.environ, reason="takes long: INTERRUPTS=40 runs it")
 
@@ -135,21 +135,21 @@ def program(interrupts):
     return results
 
 
-def run(interrupts, slow):
+def run(interrupts, careful):
     """Return the program's bits inside a session; check the session's state afterwards."""
     gc.collect()
     gc.freeze()
     gc.disable()
     guards = str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())
     try:
-        with budget(BUDGET_BYTES, over_budget="evict", slow=slow, verify=True) as session:
+        with budget(BUDGET_BYTES, over_budget="evict", careful=careful, verify=True) as session:
             inside = guards_of()
             results = program(interrupts)
             found = bits(results)
             assert guards_of() == inside, "dispatch keys"
             assert torch.is_grad_enabled()
             assert not torch.is_inference_mode_enabled()
-            assert not session.slow_path.lock._is_owned(), "lock"
+            assert not session.callbacks.lock._is_owned(), "lock"
             assert session.ledger.reserved_bytes == 0, f"{session.ledger.reserved_bytes} bytes promised"
             check_accounts(session)
             assert session.report()["evictions"] > 0
@@ -167,8 +167,8 @@ def guards_of():
     return str(torch._C._dispatch_tls_local_exclude_set()), str(torch._C._dispatch_tls_local_include_set())
 
 
-@pytest.mark.parametrize("slow", [False, True], ids=["fast path", "slow path"])
-def test_an_interrupt_at_each_place(slow, monkeypatch):
+@pytest.mark.parametrize("careful", [False, True], ids=["plain", "careful"])
+def test_an_interrupt_at_each_place(careful, monkeypatch):
     reports = sys.unraisablehook
 
     def report(unraisable):
@@ -178,9 +178,9 @@ def test_an_interrupt_at_each_place(slow, monkeypatch):
 
     monkeypatch.setattr(sys, "unraisablehook", report)
     expected = bits(program(Interrupts()))
-    run(Interrupts(), slow)  # run one-time imports and setup
+    run(Interrupts(), careful)  # run one-time imports and setup
     counting = Interrupts()
-    assert_same(expected, run(counting, slow), "without an interrupt")
+    assert_same(expected, run(counting, careful), "without an interrupt")
     places = [(*place, count) for place, n in counting.seen.items() for count in {0, n // 2, n - 1}]
     assert len(places) > 1000
     for folder in OURS:  # otherwise a renamed folder would silently go untested
@@ -191,7 +191,7 @@ def test_an_interrupt_at_each_place(slow, monkeypatch):
     for code, offset, count in places[::SHARE]:
         interrupts = Interrupts(code, offset, count)
         try:
-            assert_same(expected, run(interrupts, slow), "after the interrupt")
+            assert_same(expected, run(interrupts, careful), "after the interrupt")
         except (Exception, KeyboardInterrupt) as failed:
             line = next((line for start, end, line in code.co_lines() if start <= offset < end), 0)
             where = f"{Path(code.co_filename).name}:{line} {code.co_name}+{offset}, time {count}"

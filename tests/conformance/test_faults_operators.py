@@ -12,7 +12,7 @@ from faults import Attempt, Injector, check_accounts, failing_replays
 from programs import assert_same, outcome
 from torch import nn
 
-from tests.paths import budget
+from tests.care import budget
 
 BUDGET_BYTES = 12_000  # out of a peak of about 40,000
 ERRORS = (torch.OutOfMemoryError, RuntimeError, KeyboardInterrupt)
@@ -76,19 +76,19 @@ def check_each(check, count, every):
 
 
 WAYS = pytest.mark.parametrize(
-    ("slow", "after", "every"),
+    ("careful", "after", "every"),
     [(False, True, 3), (False, False, 8), (True, True, 8), (True, False, 8)],
-    ids=["fast path, after", "fast path, before", "careful, after", "careful, before"],
+    ids=["plain, after", "plain, before", "careful, after", "careful, before"],
 )
 """Every third operator where no handler sees it, every eighth elsewhere."""
 
 
 @WAYS
-def test_at_each_operator_of_the_program(slow, after, every):
+def test_at_each_operator_of_the_program(careful, after, every):
     def check(at, error):
         with Injector(at, error, after=after):
             _, expected = outcome(training)
-        check_failed(training, expected, Injector(at, error, after=after), slow=slow)
+        check_failed(training, expected, Injector(at, error, after=after), careful=careful)
 
     with Injector(-1, RuntimeError) as watched:
         training()
@@ -119,14 +119,14 @@ def rebuilding():
 
 
 @WAYS
-def test_at_each_operator_of_a_rematerialization(slow, after, every):
+def test_at_each_operator_of_a_rematerialization(careful, after, every):
     _, expected = outcome(rebuilding)
 
     def check(at, error):
         with failing_replays(at, error, after=after):
-            check_failed(rebuilding, expected, nullcontext(), slow=slow)
+            check_failed(rebuilding, expected, nullcontext(), careful=careful)
 
-    with failing_replays(-1, RuntimeError) as ran, inside(slow=slow):
+    with failing_replays(-1, RuntimeError) as ran, inside(careful=careful):
         rebuilding()
     assert len(ran) > 50
     check_each(check, len(ran), every)

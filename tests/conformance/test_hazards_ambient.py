@@ -251,9 +251,9 @@ def rounded():
 def test_a_mode_of_the_programs_around_the_session():
     with Rounding():
         expected = plain(rounded)
-        for slow in (False, True):
-            found, report = run_inside(rounded, 1, over_budget="evict", slow=slow)
-            assert_same(expected, found, f"inside of a mode, slow={slow}")
+        for careful in (False, True):
+            found, report = run_inside(rounded, 1, over_budget="evict", careful=careful)
+            assert_same(expected, found, f"inside of a mode, careful={careful}")
             assert report["evictions"] > 0
 
 
@@ -281,9 +281,9 @@ def test_a_mode_of_the_programs_around_the_session_gets_composites_whole_in_infe
 
     with Listening() as mode:
         expected = plain(program)
-        for slow in (False, True):
-            found, _ = run_inside(program, None if slow else 1, over_budget="evict", slow=slow)
-            assert_same(expected, found, f"inside of a mode, slow={slow}")
+        for careful in (False, True):
+            found, _ = run_inside(program, None if careful else 1, over_budget="evict", careful=careful)
+            assert_same(expected, found, f"inside of a mode, careful={careful}")
 
 
 def test_a_mode_of_the_programs_within_the_session():
@@ -297,6 +297,6 @@ def test_a_mode_of_the_programs_within_the_session():
 def test_a_device_around_the_session():
     expected = plain(rounded)
     with torch.device("cpu"):
-        found, report = run_inside(rounded, 1, over_budget="evict", slow=False)
+        found, report = run_inside(rounded, 1, over_budget="evict", careful=False)
     assert_same(expected, found, "inside of a device context")
     assert report["evictions"] > 0

@@ -48,8 +48,8 @@ def test_mutation_of_a_buffer_on_the_short_cut():
         for _ in range(4):
             old = before.exp()
             before.add_(1.0)
-            record = session.slow_path.version_of(old)
-            assert record.operation.inputs[0] is not session.slow_path.version_of(before), (
+            record = session.callbacks.version_of(old)
+            assert record.operation.inputs[0] is not session.callbacks.version_of(before), (
                 "an old version was read"
             )
 
@@ -91,7 +91,7 @@ def test_what_statistics_made_is_evicted_after_their_update():
 
 
 @pytest.mark.parametrize("made_is", ["in memory", "evicted", "back"])
-def test_what_statistics_made_outlives_an_update_on_the_fast_path(made_is):
+def test_what_statistics_made_outlives_an_update(made_is):
     norm, x = nn.BatchNorm1d(32), torch.randn(64, 32)
     with dtrrun.budget("1GB") as session:
         for _ in range(3):
@@ -99,7 +99,7 @@ def test_what_statistics_made_outlives_an_update_on_the_fast_path(made_is):
         expected = (norm.running_mean * 2).tolist()
         made = norm.running_mean * 2
         if made_is != "in memory":
-            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+            assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(made))
         if made_is == "back":
             made + 1
         norm(x)
@@ -119,7 +119,7 @@ def test_what_is_evicted_outlives_what_it_was_made_from_and_the_constant_below()
         expected = (constant * 2).exp().tolist()
         between = constant * 2
         made = between.exp()
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(made))
         before = sum(session.interposer.python_calls.values())
         constant.add_(0.5)
         assert sum(session.interposer.python_calls.values()) == before
@@ -127,12 +127,12 @@ def test_what_is_evicted_outlives_what_it_was_made_from_and_the_constant_below()
         assert made.tolist() == expected
 
 
-def test_a_replay_of_the_fast_path_updates_no_statistics():
+def test_a_replay_updates_no_statistics():
     norm, x = nn.BatchNorm1d(32), torch.randn(64, 32)
     with dtrrun.budget("1GB") as session:
         made = [norm(x) for _ in range(3)]
         statistics = [buffer.clone() for buffer in norm.buffers()]
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made[-1]))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(made[-1]))
         assert torch.equal(made[-1], made[0])
         assert session.report()["rematerializations"] >= 1
         assert all(map(torch.equal, norm.buffers(), statistics))

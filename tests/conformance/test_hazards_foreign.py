@@ -311,7 +311,7 @@ def test_what_workers_of_a_loader_have_made_is_recomputed_from(strategy, monkeyp
     with dtrrun.budget("40MB") as session:
         for x, y in DataLoader(Batches(), batch_size=None, num_workers=1):
             for one in (x, y):
-                assert session.slow_path.version_of(one * 2).operation is not None
+                assert session.callbacks.version_of(one * 2).operation is not None
 
 
 class Refilled(Dataset):
@@ -354,7 +354,7 @@ def test_memory_that_a_program_shares_with_the_workers_of_a_loader():
     refilled.is_read.set()
     with dtrrun.budget("40MB") as session:
         for batch in DataLoader(refilled, batch_size=None, num_workers=1):
-            assert session.slow_path.version_of(batch * 2).operation is None
+            assert session.callbacks.version_of(batch * 2).operation is None
 
 
 def test_a_mapped_model_is_shared_later():
@@ -403,8 +403,8 @@ def test_two_storages_over_the_same_memory():
 
     for twice in (arrays, slices):
         expected = plain(program(twice))
-        for slow in (False, True):
-            found, _ = run_inside(program(twice), 1, over_budget="evict", slow=slow)
+        for careful in (False, True):
+            found, _ = run_inside(program(twice), 1, over_budget="evict", careful=careful)
             assert found == expected
 
 
@@ -422,16 +422,16 @@ def test_the_program_has_the_storage_itself():
         session.set_budget(1)
         storage.fill_(0)
         assert (y == WIDTH).all()
-        assert session.slow_path.version_of(x @ weight).operation is None
+        assert session.callbacks.version_of(x @ weight).operation is None
         del storage
-        assert session.slow_path.version_of(x @ weight).operation is not None
+        assert session.callbacks.version_of(x @ weight).operation is not None
 
 
 def test_checksums_are_for_evictions():
     weight = nn.Parameter(from_array(torch.ones(WIDTH, WIDTH)))
     with dtrrun.budget(None) as session:
         y = torch.ones(ROWS, WIDTH) @ weight
-        assert session.slow_path.version_of(y).operation is None
+        assert session.callbacks.version_of(y).operation is None
         session.set_budget(40_000_000)
         y = torch.ones(ROWS, WIDTH) @ weight
-        assert session.slow_path.version_of(y).operation is not None
+        assert session.callbacks.version_of(y).operation is not None

@@ -58,10 +58,10 @@ def test_gradients_arrive_natively(extension, budget, monkeypatch):
         del in_python[:]
         (model(torch.randn(64, 32)).sum() + words(torch.arange(4)).sum()).backward()
         assert [gradient.layout for gradient, _ in in_python] == [torch.sparse_coo]
-        pins = {session.slow_path.version_of(one.grad).pin for one in model.parameters()}
+        pins = {session.callbacks.version_of(one.grad).pin for one in model.parameters()}
         assert pins == {"gradient"}
         del in_python[:]
-        session.slow_path.reasons.add("a test")
+        session.callbacks.reasons.add("a test")
         model(torch.randn(64, 32)).sum().backward()
         assert len(in_python) == len(list(model.parameters()))
 

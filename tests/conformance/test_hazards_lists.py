@@ -1,4 +1,4 @@
-"""In-place operators on lists of tensors, which have their own fast path (`native/lists.h`)."""
+"""In-place operators on lists of tensors, which keep no recipes (`native/lists.h`)."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtrrun
 from dtrrun.runtime.dispatch.interposer import Interposer
-from tests.paths import budget
+from tests.care import budget
 
 
 class Taken:
@@ -132,7 +132,7 @@ def test_recipes_name_the_version_that_they_read(taken):
         assert len(taken) == 3
         torch._foreach_add_(many, 1.0)
         for one, old in zip(many, made, strict=True):
-            assert session.slow_path.version_of(old).operation.inputs[0] is not session.slow_path.version_of(
+            assert session.callbacks.version_of(old).operation.inputs[0] is not session.callbacks.version_of(
                 one
             )
         session.dtr.eviction.warn_only = True
@@ -165,14 +165,14 @@ def test_new_state_among_old(taken):
             made = torch.sin(torch.randn(64, 32))  # the last one made is still in memory
             torch._foreach_mul_([*state, made], 0.5)
             kept += [made, made + step]
-            if step % 2:  # the other one's recipe needs the old values: then there is no fast path
+            if step % 2:  # the other one's recipe needs the old values: then it is a call like others
                 kept.append(state[0] * 2)
             torch._foreach_mul_([*state, made], 0.5)
         return kept, state
 
     expected = plain(program)
     check_stress(program, expected)
-    assert run_inside(program, None, slow=False)[0] == expected
+    assert run_inside(program, None, careful=False)[0] == expected
     assert len(taken) > 8
 
 
@@ -189,7 +189,7 @@ def test_autograd_sees_the_writes(taken):
             seen += [weights, [one._version for one in weights]]
         return seen
 
-    assert run_inside(program, None, slow=False)[0] == plain(program)
+    assert run_inside(program, None, careful=False)[0] == plain(program)
     assert taken
 
 
@@ -198,8 +198,8 @@ class Above(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_writes_count_as_without_a_session(taken, slow):
+@pytest.mark.parametrize("careful", [False, True])
+def test_writes_count_as_without_a_session(taken, careful):
     """PyTorch counts them in the operators that list operators call in turn; below a mode, it does not."""
 
     def program():
@@ -214,9 +214,9 @@ def test_writes_count_as_without_a_session(taken, slow):
         return seen
 
     expected = program()
-    with budget("1GB", slow=slow):
+    with budget("1GB", careful=careful):
         assert program() == expected
-    assert bool(taken) is not slow
+    assert bool(taken) is not careful
 
 
 def test_what_other_code_can_write_to_stays_so(taken):
@@ -325,7 +325,7 @@ def test_a_first_call_that_fails_has_no_cost(taken):
             torch._foreach_add_(many, flat)
         for _ in range(3):
             torch._foreach_add_(many, many)
-        costs = [one.cost for one in session.slow_path.signatures.all() if "_foreach_" in one.operator.name]
+        costs = [one.cost for one in session.callbacks.signatures.all() if "_foreach_" in one.operator.name]
         assert costs
         assert all(cost > 0 for cost in costs)
     assert len(taken) == 2
@@ -345,8 +345,8 @@ def test_inference_mode(taken):
     check_stress(program, host=False)
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_inference_tensors_outside_of_inference_mode(slow):
+@pytest.mark.parametrize("careful", [False, True])
+def test_inference_tensors_outside_of_inference_mode(careful):
     """PyTorch raises an error after it has written to the first of them."""
 
     def program():
@@ -358,7 +358,7 @@ def test_inference_tensors_outside_of_inference_mode(slow):
         return [one.tolist() for one in many]
 
     expected = program()
-    with budget("1GB", slow=slow):
+    with budget("1GB", careful=careful):
         assert program() == expected
 
 

@@ -176,8 +176,8 @@ def test_what_is_carried_over_comes_back_before_its_history_goes():
             ws = [w.requires_grad_() for w in ws]
             x, y = batch()
             state = 0.9 * state + forward(ws, x).detach()
-            with session.slow_path.lock:
-                record = session.slow_path.version_of(state)
+            with session.callbacks.lock:
+                record = session.callbacks.version_of(state)
                 session.dtr.eviction.evict_if_possible(record)
             gradients = torch.autograd.grad(loss_of(ws, x, y), ws)
             ws = [w.detach() - 0.1 * g for w, g in zip(ws, gradients, strict=True)]
@@ -195,7 +195,7 @@ def test_what_dies_just_before_its_history_is_cut_keeps_its_recipe():
         session.dtr.history.end_period()
         carried = old * 2
         result = carried.exp()
-        record = session.slow_path.version_of(result)
+        record = session.callbacks.version_of(result)
         assert session.dtr.eviction.evict_if_possible(record)
         del old
         session.ledger.collect_dead()

@@ -167,7 +167,7 @@ def test_what_is_overwritten_takes_what_the_allocator_rounds_it_to():
     with dtrrun.budget("1MB", cost="model") as session:
         x = torch.empty(8)
         x.zero_()
-        version = session.slow_path.version_of(x)
+        version = session.callbacks.version_of(x)
         assert session.dtr.eviction.evict_if_possible(version)
         session.set_budget(session.report()["resident_bytes"] + 63)
         with pytest.raises(dtrrun.BudgetError):
@@ -224,7 +224,7 @@ def test_a_recipe_has_so_many_mutations_at_most():
         longest = 0
         for _ in range(3 * CHAIN_LIMIT):
             total.add_(1)
-            version = session.slow_path.version_of(total)
+            version = session.callbacks.version_of(total)
             length = 0
             while version.operation is not None and version.operation.inputs:
                 [version] = version.operation.inputs
@@ -317,7 +317,7 @@ def test_a_loss_that_is_held_over_a_step_does_not_hold_the_logits():
             logits = torch.randn(512, 64) @ weight
             shares = logits.softmax(-1)
             loss = shares.exp().square().mean()
-            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(shares))
+            assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(shares))
             loss.backward()
             with torch.no_grad():
                 weight -= weight.grad

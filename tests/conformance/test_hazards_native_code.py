@@ -201,7 +201,7 @@ def test_what_an_ordinary_operator_makes_can_still_be_evicted(operators, name):
         x = torch.randn(64, 32)
         made = getattr(getattr(torch.ops, namespace), operator)(x)
         expected = bits(made)
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(made))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(made))
         assert not in_memory(made)
         assert bits(made) == expected
         assert session.report()["native"]["read_by_address"] == 0
@@ -395,7 +395,7 @@ def test_memory_that_is_read_by_address_is_the_same_from_then_on():
         x = torch.arange(1 << 20).sin()
         expected = x.tolist()[4095]
         y = x.exp()
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(x))
         assert not in_memory(x)
         address = address_of(x)
         memory = (ctypes.c_float * (1 << 20)).from_address(address)
@@ -426,7 +426,7 @@ def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
         for step in range(8):
             x = (weight @ (weight + step)) @ weight
             expected = x @ weight
-            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+            assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(x))
             address = address_of(x)
             thread = threading.Thread(
                 target=lambda address=address: time.sleep(0.005) or find(address, 0, 800 * 800 * 4)
@@ -484,7 +484,7 @@ def test_what_cannot_be_brought_back_ends_with_a_line_that_says_why():
 import ctypes, torch, dtrrun
 with dtrrun.budget("13MB", device="cpu") as session:
     x = torch.arange(1 << 20).float().sin()
-    assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(x))
+    assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(x))
     address = torch._C.TensorBase.data_ptr(x)
     kept = torch.empty(2 << 20)
     ctypes.c_float.from_address(address).value
@@ -602,5 +602,5 @@ def test_a_session_that_is_over_holds_no_storage():
             kept = chain(weight * 2)
             sum(one.sum() for one in kept).backward()
             sessions.append(session)
-            assert not session.slow_path.version_of(weight).escaped
+            assert not session.callbacks.version_of(weight).escaped
             assert session.report()["evictions"] > 0

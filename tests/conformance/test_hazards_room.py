@@ -106,7 +106,7 @@ def while_under_way(barrier, work, during):
         thread.join()
 
 
-def test_on_the_fast_path_room_that_another_has_been_promised_is_none(meet):
+def test_room_that_another_has_been_promised_is_none(meet):
     barrier, operator = meet
     with dtrrun.budget(4 * UNIT + UNIT // 2) as session:
         one, results = torch.ones(1), []
@@ -125,7 +125,7 @@ def test_on_the_fast_path_room_that_another_has_been_promised_is_none(meet):
 
 
 def test_who_waits_in_vain_for_the_others_gets_a_larger_budget(meet, monkeypatch):
-    monkeypatch.setattr("dtrrun.runtime.dispatch.slow_path.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("dtrrun.runtime.dispatch.callbacks.PATIENCE_SECONDS", 0.05)
     barrier, operator = meet
     with dtrrun.budget(4 * UNIT + UNIT // 2, over_budget="raise") as session:
         one, kept = torch.ones(1), []
@@ -149,16 +149,16 @@ def test_what_another_thread_uses_stays_when_it_is_written_to(meet):
 
         def during():
             written.add_(1)
-            evicted.append(session.dtr.eviction.evict_if_possible(session.slow_path.version_of(written)))
+            evicted.append(session.dtr.eviction.evict_if_possible(session.callbacks.version_of(written)))
 
         while_under_way(barrier, lambda: operator(written[:1]), during)
     assert evicted == [False]
     assert written.sum() == 3 * UNIT // 4
 
 
-def test_a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended(monkeypatch):
+def test_a_kernel_keeps_its_room_and_tells_when_it_has_ended(monkeypatch):
     """A thread that waits for room is notified: no room is free before the kernel ends."""
-    monkeypatch.setattr("dtrrun.runtime.dispatch.slow_path.PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr("dtrrun.runtime.dispatch.callbacks.PATIENCE_SECONDS", 5.0)
     side = 512
     each = 4 * side * side
     seen = []
@@ -170,7 +170,7 @@ def test_a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended(mo
             thread = threading.Thread(target=torch.mm, args=(factor, factor))
             thread.start()
             while thread.is_alive() and not seen:
-                with session.slow_path.lock:  # the kernel's thread needs it to return its room
+                with session.callbacks.lock:  # the kernel's thread needs it to return its room
                     if session.ledger.reserved_bytes:
                         seen.append(session.ledger.reserved_bytes)
                         other = torch.full((2 * side, side), 2.0)  # waits
@@ -193,9 +193,9 @@ def test_threads_of_torchscript_take_no_short_cut():
     with dtrrun.budget("1GB") as session:
         x = torch.ones(8, 8)
         torch.tanh(x)
-        assert not session.slow_path.shared
-        twice(x, x)  # the thread's operator is the first of its kind: a known one would take the fast path
-        assert session.slow_path.shared
+        assert not session.callbacks.shared
+        twice(x, x)  # the thread's operator is the first of its kind: a known one would not ask
+        assert session.callbacks.shared
 
 
 def test_who_finds_no_room_when_nobody_else_is_at_work_is_told():

@@ -253,7 +253,7 @@ def test_an_lstm_without_gradients_has_no_workspace():
 
 
 def test_an_operator_in_place_enlarges_what_it_writes_to():
-    """`addbmm_` does so if its target must be expanded. The fast path handles known calls."""
+    """`addbmm_` does so if its target must be expanded. Known calls take what they took before."""
 
     def program():
         first, second = torch.randn(5, 5, 5), torch.randn(5, 5, 10)

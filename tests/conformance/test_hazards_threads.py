@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as sta
 
 import dtrrun
 from dtrrun.runtime.dispatch.signatures import Signatures
-from tests.paths import budget
+from tests.care import budget
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_threads_train_in_one_session(slow):
+@pytest.mark.parametrize("careful", [True, False])
+def test_threads_train_in_one_session(careful):
     """Four models in four threads, each with its own generator, train as if one after another."""
 
     def work(seed, results, together=None):
@@ -52,7 +52,7 @@ def test_threads_train_in_one_session(slow):
     expected, found = {}, {}
     for seed in range(4):
         work(seed, expected)
-    with budget(1, over_budget="evict", slow=slow, verify=True) as session:
+    with budget(1, over_budget="evict", careful=careful, verify=True) as session:
         together = threading.Barrier(4)
         threads = [threading.Thread(target=work, args=(seed, found, together)) for seed in range(4)]
         for thread in threads:
@@ -103,7 +103,7 @@ def test_nobody_else_has_a_turn_while_an_operator_draws():
             thread = threading.Thread(target=torch.rand, args=(1_000_000,))
             thread.start()
             while thread.is_alive():
-                with session.slow_path.lock:
+                with session.callbacks.lock:
                     assert session.ledger.reserved_bytes == 0  # what an operator that is under way reserves
                 time.sleep(1e-4)
 
@@ -221,7 +221,7 @@ def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread():
             base = torch.zeros(10_000_000) + step
             kept = base[::1000] * 3
             thread = threading.Thread(target=base.add_, args=(100,))
-            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(kept))
+            assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(kept))
             thread.start()
             time.sleep(step * 1e-4)
             found = kept + 0
@@ -229,7 +229,7 @@ def test_what_is_half_written_is_not_read_by_a_replay_of_another_thread():
             assert torch.equal(found, torch.full((10_000,), step * 3.0))
 
 
-def test_several_threads_stay_on_the_fast_path(extension):
+def test_several_threads_ask_nothing(extension):
     def work():
         x = torch.ones(64, 64)
         for _ in range(500):
@@ -238,7 +238,7 @@ def test_several_threads_stay_on_the_fast_path(extension):
     with dtrrun.budget("1GB") as session:
         work()
         in_a_thread(work)
-        assert session.slow_path.shared
+        assert session.callbacks.shared
         before = sum(session.interposer.python_calls.values())
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
@@ -291,19 +291,19 @@ def test_who_has_waited_for_a_turn_looks_again_whether_care_is_needed(extension)
         kept = torch.ones(4) + 1
         in_a_thread(lambda: kept + 1)
         begun, asked = threading.Event(), []
-        look = session.slow_path.before_operator
-        session.slow_path.before_operator = lambda *given: asked.append(given) or look(*given)
+        look = session.callbacks.before_operator
+        session.callbacks.before_operator = lambda *given: asked.append(given) or look(*given)
 
         def work():
             begun.set()
             kept + 1
 
         thread = threading.Thread(target=work)
-        with session.slow_path.lock:
+        with session.callbacks.lock:
             thread.start()
             begun.wait()
             time.sleep(0.1)  # until it waits
-            session.slow_path.reasons.add("a test")
+            session.callbacks.reasons.add("a test")
         thread.join()
         assert len(asked) == 1
 
@@ -408,21 +408,21 @@ def test_from_a_threads_first_operator_on_the_short_cut_is_not_taken():
     with dtrrun.budget("1GB") as session:
         kept = torch.ones(4) + 1
         in_a_thread(lambda: None)
-        assert not session.slow_path.shared
+        assert not session.callbacks.shared
         in_a_thread(lambda: kept + 1)
-        assert session.slow_path.shared
+        assert session.callbacks.shared
 
 
 def test_from_a_threads_first_access_on_the_short_cut_is_not_taken():
     with dtrrun.budget("1GB") as session:
         kept = torch.ones(4) + 1
         in_a_thread(kept.data_ptr)
-        assert session.slow_path.shared
+        assert session.callbacks.shared
     with dtrrun.budget("1GB") as session:
         kept = torch.ones(4) + 1
         storage = kept.untyped_storage()
         in_a_thread(lambda: storage.resize_(8))
-        assert session.slow_path.shared
+        assert session.callbacks.shared
 
 
 def test_a_data_loaders_own_threads_touch_nothing():
@@ -430,7 +430,7 @@ def test_a_data_loaders_own_threads_touch_nothing():
         data = torch.utils.data.TensorDataset(torch.randn(32, 8))
         for (x,) in torch.utils.data.DataLoader(data, 8, num_workers=1):
             x * 2
-        assert not session.slow_path.shared
+        assert not session.callbacks.shared
 
 
 def test_a_thread_that_outlives_the_session():
@@ -458,7 +458,7 @@ def test_a_session_ends_only_when_nobody_is_in_the_ledger():
     told, inside, go_on = [], threading.Event(), threading.Event()
 
     def work():
-        with session.slow_path.lock:
+        with session.callbacks.lock:
             inside.set()
             go_on.wait(10)
             told.append("thread")
@@ -711,7 +711,7 @@ report = session.report()
 assert report["evictions"] > 0, report
 assert report["peak_bytes"] <= {budget}
 assert results["early"] == results["main"] == 1, results
-print("fine", session.slow_path.home_thread == threading.main_thread().ident)
+print("fine", session.callbacks.home_thread == threading.main_thread().ident)
 """
 
 
@@ -901,7 +901,7 @@ def test_a_step_ends_while_another_thread_meets_new_signatures(monkeypatch):
     held = []
 
     def measure_again(signatures, original=Signatures.measure_again):
-        held.append(session.slow_path.lock._is_owned())
+        held.append(session.callbacks.lock._is_owned())
         original(signatures)
 
     monkeypatch.setattr(Signatures, "measure_again", measure_again)

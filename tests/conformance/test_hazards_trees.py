@@ -103,7 +103,7 @@ def test_history_is_not_compacted_within_a_replay(monkeypatch):
 def test_a_tight_budget(share):
     program = training(trees=2, leaves=8)
     expected = plain(program)
-    _, counted = run_inside(program, None, slow=False)
+    _, counted = run_inside(program, None, careful=False)
     try:
         found, _ = run_inside(program, int(counted["peak_bytes"] * share))
     except dtrrun.BudgetError:

@@ -70,15 +70,15 @@ def check_below_its_state(program, budget_bytes, folder, *, state_bytes):
     assert budget_bytes < state_bytes
     expected = plain(program)
     with pytest.raises(dtrrun.BudgetError, match="--host-budget"):
-        run_inside(program, budget_bytes, slow=False)
-    for slow in (False, True):
+        run_inside(program, budget_bytes, careful=False)
+    for careful in (False, True):
         # `verify` compares each storage with what has left.
         with dtrrun.budget(budget_bytes, verify=True, host_budget=f"100MB:{folder}") as session:
-            if slow:
-                session.slow_path.reasons.add("a test")
+            if careful:
+                session.callbacks.reasons.add("a test")
             found = outcome(program)[1]
             report = session.report()
-        assert_same(expected, found, f"slow={slow}")
+        assert_same(expected, found, f"careful={careful}")
         assert report["mismatches"] == []
         assert report["verified"] > 0
         assert report["peak_bytes"] <= budget_bytes

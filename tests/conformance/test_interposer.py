@@ -94,7 +94,7 @@ def train(name, steps=4):
 def inside(name, budget, *, careful=False):
     with dtrrun.budget(budget, cost="model", over_budget="evict") as session:
         if careful:
-            session.slow_path.reasons.add("a test")
+            session.callbacks.reasons.add("a test")
         trained = train(name)
     report = session.report()
     return trained, [report[key] for key in ("evictions", "rematerializations", "peak_bytes")]
@@ -229,7 +229,7 @@ def test_an_error_of_a_kernel_is_the_programs():
         assert all(not version.locks for version in session.ledger.versions.values())
 
 
-def test_threads_take_turns_on_the_fast_path():
+def test_threads_take_turns():
     with dtrrun.budget("1GB") as session:
         x = torch.randn(64, 64)
         kept = [x @ x for _ in range(20)]
@@ -239,15 +239,15 @@ def test_threads_take_turns_on_the_fast_path():
         thread.join()
         fast = sum(session.interposer.native_calls.values())
         kept += [x @ x for _ in range(20)]
-        assert session.slow_path.shared
-        assert not session.slow_path.reasons.any
+        assert session.callbacks.shared
+        assert not session.callbacks.reasons.any
         assert sum(session.interposer.native_calls.values()) - fast >= 15
         for one in kept[1:20]:
             assert torch.equal(one, kept[0])
 
 
 def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
-    """A thread that joins while the fast path is in Python waits for it."""
+    """A thread that joins while an operator asks Python waits for it."""
     b = torch.rand(1 << 16)
     torch.manual_seed(0)
     expected = torch.bernoulli(b.sin())
@@ -277,7 +277,7 @@ def test_what_was_brought_back_for_an_operator_stays_until_it_has_run():
         torch.bernoulli(a), b * 3
         ledger.collect_dead()
         ledger.begin_pressure()
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(a))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(a))
         other = threading.Thread(target=work)
         other.start()
         session.interposer.capture = slowly  # called for a random operator, once its inputs are in memory
@@ -306,7 +306,7 @@ def test_a_replay_that_fails_leaves_the_accounts_right():
         address = torch._C.TensorBase.data_ptr(index)
         before = session.report()["rematerializations"]
         for tensor in (rows, result):
-            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(tensor))
+            assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(tensor))
         first = ctypes.c_int64.from_address(address)
         first.value = 99
         with pytest.raises(IndexError):
@@ -410,11 +410,11 @@ OVERWRITES = {
 
 
 class InPlace(TorchDispatchMode):
-    """Sends in-place operators down the slow path, or not."""
+    """Has in-place operators handled with care, or not."""
 
     def __init__(self, session, in_python):
         super().__init__()
-        self.reasons, self.in_python = session.slow_path.reasons, in_python
+        self.reasons, self.in_python = session.callbacks.reasons, in_python
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not (self.in_python and func._schema.is_mutable):
@@ -440,7 +440,7 @@ def test_what_is_overwritten_stays_out_of_python(name):
         with dtrrun.budget(None, cost="model") as session:
             with InPlace(session, in_python):
                 x, seen = program()
-            version, ledger = session.slow_path.version_of(x), session.ledger
+            version, ledger = session.callbacks.version_of(x), session.ledger
             recipe = version.operation
             become = version.pin, version.mutations, recipe and [type(one).__name__ for one in recipe.tensors]
             ledger.begin_pressure()
@@ -505,7 +505,7 @@ def test_what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_change
     with dtrrun.budget(None) as session:
 
         def evict(tensor):
-            assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(tensor))
+            assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(tensor))
 
         found = program(evict)
         for ours, theirs in zip(found, plain, strict=True):
@@ -549,11 +549,11 @@ def test_the_operators_that_are_not_timed_are_counted():
     with dtrrun.budget("1GB") as session:
         for _ in range(20_000):
             torch.add(one, one)
-        (add,) = [found for found in session.slow_path.signatures.all() if found.operator.name == "aten.add"]
+        (add,) = [found for found in session.callbacks.signatures.all() if found.operator.name == "aten.add"]
         counted = session.report()
         assert add.calls == add.SETTLED
         for _ in range(100):  # until the cost is the minimum, even if the first calls were interrupted
-            session.slow_path.signatures.measure_again()
+            session.callbacks.signatures.measure_again()
             torch.add(one, one)
             torch.add(one, one)
     least = 20_000 * add.cost

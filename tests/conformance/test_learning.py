@@ -431,7 +431,7 @@ def test_it_goes_on_with_the_costs_by_which_it_was_found(remembered, answers, sh
         session._learning._remembered = make()
         session._learning.install()
         list(train(STEPS))
-        costs = {one.cost for one in session.slow_path.signatures.all()}
+        costs = {one.cost for one in session.callbacks.signatures.all()}
     used = costs & {cost for cost, _ in made_up.values()}
     assert len(used) > len(made_up) // 2
 
@@ -632,7 +632,7 @@ def test_another_rule_within_a_rematerialization(monkeypatch):
     expected, _ = losses_of(None, heuristic="h_dtr_eq")
     torch.manual_seed(0)
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
-        session.slow_path.next_tick = 0
+        session.callbacks.next_tick = 0
         assert list(train(STEPS)) == expected
         check_accounts(session)
     names, replaying = zip(*changes[:5], strict=True)

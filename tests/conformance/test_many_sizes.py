@@ -16,7 +16,7 @@ def step(length):
 
 def run(lengths):
     with dtrrun.budget("100MB", "cpu") as session:
-        known = session.slow_path.signatures
+        known = session.callbacks.signatures
         largest = 0
         for length in lengths:
             step(length)
@@ -36,9 +36,9 @@ def test_the_bytes_are_about_right():
     with dtrrun.budget("100MB", "cpu") as session:
         step(10)
         tracemalloc.start()
-        before, counted = tracemalloc.get_traced_memory()[0], session.slow_path.signatures.nbytes
+        before, counted = tracemalloc.get_traced_memory()[0], session.callbacks.signatures.nbytes
         for length in range(100, 1100):
             step(length)
         taken = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        assert session.slow_path.signatures.nbytes - counted == pytest.approx(taken, rel=0.5)
+        assert session.callbacks.signatures.nbytes - counted == pytest.approx(taken, rel=0.5)

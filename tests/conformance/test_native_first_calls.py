@@ -1,4 +1,4 @@
-"""First calls on the native fast path: it learns about them what Python would have learned."""
+"""First calls on the native part: it learns about them what Python would have learned."""
 
 from collections import Counter
 
@@ -156,11 +156,11 @@ def figures(signature):
     )
 
 
-def run(call, *, limit, slow=False, sizes=SIZES):
+def run(call, *, limit, careful=False, sizes=SIZES):
     """Return the results, the known signatures, the peak, and what went to Python in the last call."""
     with dtrrun.budget(limit, cost="model", over_budget="evict") as session:
-        if slow:
-            session.slow_path.reasons.add("this test")
+        if careful:
+            session.callbacks.reasons.add("this test")
         results = []
         for size in sizes:
             before = Counter(session.interposer.python_calls)
@@ -168,8 +168,8 @@ def run(call, *, limit, slow=False, sizes=SIZES):
         in_python = Counter(session.interposer.python_calls) - before
         known = {
             (one.operator.name, one.geometries): (*figures(one), one.replayed_as and figures(one.replayed_as))
-            for one in session.slow_path.signatures.all()
-            if not one.operator.view  # only the slow path has all of these
+            for one in session.callbacks.signatures.all()
+            if not one.operator.view  # only calls with care have all of these
         }
         check_accounts(session)
         peak = session.ledger.peak_bytes
@@ -180,7 +180,7 @@ def run(call, *, limit, slow=False, sizes=SIZES):
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_known_of_first_calls(name, limit):
     results, known, peak, _ = run(CALLS[name], limit=limit)
-    others, reference, same_peak, _ = run(CALLS[name], limit=limit, slow=True)
+    others, reference, same_peak, _ = run(CALLS[name], limit=limit, careful=True)
     torch.testing.assert_close(results, others, rtol=0, atol=0, equal_nan=True)
     assert known == {one: reference[one] for one in known}
     assert peak == same_peak or limit == 1
@@ -197,10 +197,10 @@ def test_once_a_family_is_known_first_calls_are_native(name):
     assert set(in_python) <= {"aten.linspace"}
 
 
-def pins(*, slow):
+def pins(*, careful):
     with dtrrun.budget("1GB", cost="model") as session:
-        if slow:
-            session.slow_path.reasons.add("this test")
+        if careful:
+            session.callbacks.reasons.add("this test")
         layer = module(nn.BatchNorm1d(4))
         optimizer = torch.optim.SGD(layer.parameters(), 0.1, foreach=False)
         before = Counter(session.interposer.python_calls)
@@ -217,8 +217,8 @@ def pins(*, slow):
 
 
 def test_parameters_and_state_become_constants_natively():
-    found, in_python = pins(slow=False)
-    assert found == pins(slow=True)[0]
+    found, in_python = pins(careful=False)
+    assert found == pins(careful=True)[0]
     assert [pin for pin, *_ in found] == ["parameter"] * 2 + ["running statistics"] * 2 + ["updated in place"]
     assert not in_python
 
@@ -285,7 +285,7 @@ def test_what_is_larger_than_a_formula_says_is_corrected_and_made_room_for(budge
         finally:
             del session.interposer.formula_of
         assert session.interposer.native_calls["aten.repeat"] == 2
-        [known] = [one for one in session.slow_path.signatures.all() if one.output_bytes >= 2_000_000]
+        [known] = [one for one in session.callbacks.signatures.all() if one.output_bytes >= 2_000_000]
         assert (known.operator.name, known.output_bytes, known.guessed) == ("aten.repeat", 2_000_000, False)
         assert session.ledger.resident_bytes <= session.ledger.limit
         assert in_memory(others) == (budget == "1GB")
@@ -302,7 +302,7 @@ def test_what_is_known_natively_is_forgotten_with_the_rest():
     with dtrrun.budget("1GB", cost="model") as session:
         x = torch.ones(8)
         multiply(x)
-        signatures = session.slow_path.signatures
+        signatures = session.callbacks.signatures
         known = signatures.all()
         signatures.forget()
         assert not signatures.all()

@@ -285,7 +285,7 @@ def test_a_trusted_constant_is_no_lost_input():
         foreign, mutated = session.dtr.recipes.foreign, session.ledger.mutated
         weight = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy().copy()))
         kept = [weight * number for number in range(8)]
-        assert foreign.trusted() == [session.slow_path.version_of(weight)]
+        assert foreign.trusted() == [session.callbacks.version_of(weight)]
         assert mutated(0, foreign.trusted()) == []
         assert mutated(0, []) != []
         assert len(kept) == 8
@@ -303,7 +303,7 @@ def test_results_have_no_storage_in_python(extension):
         before = storages()
         kept = [x * 2 for _ in range(100)]
         assert storages() == before
-        assert session.slow_path.version_of(kept[0])().nbytes() == 32
+        assert session.callbacks.version_of(kept[0])().nbytes() == 32
         assert len(session.ledger.versions) > 100
         del kept
         session.ledger.collect_dead()
@@ -367,13 +367,13 @@ def test_storages_of_another_class_are_counted_as_well(extension, of):
     with dtrrun.budget(None, cost="model") as session:
         ledger = session.ledger
         y = x * 2
-        version = session.slow_path.version_of(x)
+        version = session.callbacks.version_of(x)
         gc.collect()
         ledger.collect_dead()
         assert ledger.resident_bytes == 2 * LARGE
         assert version() is not None
         ledger.begin_pressure()
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(y))
         assert ledger.resident_bytes == LARGE
         x.add_(1)  # y comes back first
         assert torch.equal(y, torch.arange(LARGE / 4) * 2)
@@ -412,7 +412,7 @@ def test_gradients_are_summed_in_place_as_without_us(extension, careful):
     """PyTorch does so if it knows of no other reference to their storages."""
     with dtrrun.budget(None) as session:
         if careful:
-            session.slow_path.reasons.add("a test")
+            session.callbacks.reasons.add("a test")
         for _ in range(3):
             x = torch.ones(8, requires_grad=True) * 1
             (x * 2 + x * 3 + x * 4).sum().backward()

@@ -1,4 +1,4 @@
-"""Observers of operators: what they are told about the fast path, which stays in use."""
+"""Observers of operators: what C++ tells them."""
 
 import pytest
 import torch
@@ -54,16 +54,16 @@ def steps(session):
 
 def record(session, folder):
     recorder = Recorder(str(folder / "log"), 1, 9, "model", alone=False)
-    recorder.connect(session.slow_path)
+    recorder.connect(session.callbacks)
     recorder.step_begins()
 
 
 def look_ahead(session, _):
-    Lookahead(session.slow_path)._watch(True)
+    Lookahead(session.callbacks)._watch(True)
 
 
 @pytest.mark.parametrize("begin", [record, look_ahead])
-def test_observed_operators_stay_on_the_fast_path(begin, tmp_path):
+def test_observed_operators_stay_in_cpp(begin, tmp_path):
     with dtrrun.budget(1 << 30, cost="model") as session:
         training = steps(session)
         for _ in range(3):

@@ -61,9 +61,9 @@ def steps_of(program, budget, *, begin=1, prepare=None, **options):
             found.append(step._replace(peak_bytes=session.steps.last["peak_bytes"]))
             before = now
             if begin > 1 and len(found) == begin - 1:
-                session.slow_path.signatures.forget = lambda: None  # the log has these costs
+                session.callbacks.signatures.forget = lambda: None  # the log has these costs
                 session.set_budget(budget)
-                del session.slow_path.signatures.forget
+                del session.callbacks.signatures.forget
 
         handle = register_optimizer_step_post_hook(stepped)
         try:
@@ -303,7 +303,7 @@ def test_steps_with_checkpoints_are_recorded(tmp_path: Path):
 
 
 def operators_of_many_kinds():
-    """Each of them runs more than once, since the fast path does not handle a first call."""
+    """Each of them runs more than once, since a first call asks Python."""
     weight = nn.Parameter(torch.randn(8, 8))
     words, normal = nn.Embedding(20, 8), nn.BatchNorm1d(8)
     optimizer = torch.optim.Adam([weight, *words.parameters(), *normal.parameters()], foreach=True)
@@ -333,21 +333,21 @@ def operators_of_many_kinds():
 
 
 def lines_of(program, path, why=None):
-    """Return the log of all steps. why: a reason for the slow path."""
+    """Return the log of all steps. why: a reason for care."""
 
     def prepare(session):
         if why is not None:
-            session.slow_path.reasons.add(why)
+            session.callbacks.reasons.add(why)
 
     steps_of(program, None, prepare=prepare, log=str(path), log_first=1, log_last=STEPS)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:  # depends on which views a run has on the fast path
+    for line in lines:  # depends on which views a run handles without a signature
         line.get("DTRRUN", {}).pop("short", None)
     return lines
 
 
 @pytest.mark.parametrize("program", [*PROGRAMS, checkpoints_on_the_way, operators_of_many_kinds])
-def test_what_the_fast_path_does_is_logged_as_on_the_slow_path(program, tmp_path: Path):
+def test_what_runs_without_care_is_logged_as_with_it(program, tmp_path: Path):
     found = lines_of(program, tmp_path / "fast.log")
     for ours, theirs in zip(found, lines_of(program, tmp_path / "slow.log", "a test"), strict=True):
         assert ours == theirs

@@ -6,7 +6,7 @@ import torch
 from programs import assert_same, bits, chain
 from torch.profiler import ProfilerActivity, profile
 
-from tests.paths import budget
+from tests.care import budget
 
 RANGE = "dtrrun: rematerialization"
 
@@ -28,7 +28,7 @@ def profiled():
 
 def test_what_runs_again_is_marked():
     expected, own, counts = profiled()
-    with budget(100_000, slow=False) as session:
+    with budget(100_000, careful=False) as session:
         found, own_inside, counts_inside = profiled()
         assert session.report()["rematerializations"] > 0
     assert_same(bits(expected), bits(found), "inside a profiler")

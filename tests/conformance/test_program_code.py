@@ -10,7 +10,7 @@ from programs import assert_same, bits, chain, in_memory, outcome, plain
 from torch import nn
 
 import dtrrun
-from dtrrun.runtime.dispatch import slow_path, turns
+from dtrrun.runtime.dispatch import callbacks, turns
 
 lock = threading.RLock()
 called = []
@@ -63,7 +63,7 @@ class Resource:
 @pytest.fixture(autouse=True)
 def evictable_results(monkeypatch):
     """The kernel reads state of the program, so its results would stay. Here it stands for one in C++."""
-    monkeypatch.setattr(slow_path, "reading_of", lambda func, known: None)
+    monkeypatch.setattr(callbacks, "reading_of", lambda func, known: None)
     threshold = gc.get_threshold()
     gc.set_threshold(1_000_000)  # so that collections are dtrrun's own
     yield
@@ -229,7 +229,7 @@ def test_a_thread_that_waits_long_says_for_whom(monkeypatch, capfd):
     with dtrrun.budget("1GB") as session:
         kept = torch.ones(4) + 1
         thread = threading.Thread(target=lambda: [kept + one for one in range(3)], name="worker")
-        with session.slow_path.lock:
+        with session.callbacks.lock:
             thread.start()
             while not session.warnings:
                 pass

@@ -110,7 +110,7 @@ def test_conjugate_gradients_do_not_recompute_earlier_iterations():
     _, counted = run_inside(conjugate_gradients, None, cost="model")
     for share, most in ((0.75, 200), (0.7, 400)):
         found, report = run_inside(
-            conjugate_gradients, int(share * counted["peak_bytes"]), cost="model", slow=False
+            conjugate_gradients, int(share * counted["peak_bytes"]), cost="model", careful=False
         )
         assert_same(expected, found, f"at {share:.0%} of the peak")
         assert 0 < report["rematerializations"] < most
@@ -123,7 +123,7 @@ def test_what_was_dear_to_bring_back_is_known_to_be():
     with dtrrun.budget(64 * MIB, cost="model", heuristic="programs:most_recent") as session:
         top = ladder(foot, 3)
         session.set_budget(MIB)  # as much as is pinned
-        version = session.slow_path.version_of(top)
+        version = session.callbacks.version_of(top)
         own = version.cost
         session.set_budget(7 * MIB)
         before = session.ledger.clock
@@ -157,7 +157,7 @@ def test_a_kept_input_outlives_the_replay_that_reads_it_again():
         cheap = torch.cat([dear, dear])
         product = cheap[512:] @ dear
         for one in (cheap, product):
-            version = session.slow_path.version_of(one)
+            version = session.callbacks.version_of(one)
             assert session.dtr.eviction.evict_if_possible(version)
         memory = weakref.ref(torch._C.TensorBase.untyped_storage(dear))
         del dear
@@ -191,7 +191,7 @@ def test_at_the_end_only_the_programs_own_tensors_are_in_memory():
 
 def evict_all(session, tensors):
     for one in tensors:
-        version = session.slow_path.version_of(one)
+        version = session.callbacks.version_of(one)
         assert session.dtr.eviction.evict_if_possible(version)
 
 
@@ -314,7 +314,7 @@ def test_a_replay_that_makes_other_bytes_gives_them_to_nobody():
     with dtrrun.budget("1GB", cost="model") as session:
         made = [torch.ones(64) * 2 for _ in range(3)][-1]
         evict_all(session, [made])
-        version = session.slow_path.version_of(made)
+        version = session.callbacks.version_of(made)
         version.nbytes += 64
         with pytest.raises(AssertionError, match="mul, run again, made 256 bytes in place of 320"):
             made.sum()
@@ -334,12 +334,12 @@ def test_what_only_one_recipe_reads_goes_at_once():
         assert not session.ledger.scratch
 
 
-def test_the_fast_path_keeps_to_the_budget():
+def test_known_operators_keep_to_the_budget():
     with dtrrun.budget(8 * MIB) as session:
         kept = [tensor()]
         for _ in range(30):
             kept.append(kept[-1].tanh())
-        assert not session.slow_path.reasons.any
+        assert not session.callbacks.reasons.any
         report = session.report()
     assert report["evictions"] > 20
     assert report["peak_bytes"] <= 8 * MIB
@@ -357,7 +357,7 @@ def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
     with dtrrun.budget(None) as session:
         kept = [x.sin()]
         result = kept[0].exp()
-        version = session.slow_path.version_of(kept[0])
+        version = session.callbacks.version_of(kept[0])
         assert session.dtr.eviction.evict_if_possible(version)
         version.locks += 1
         session.dtr.rematerializer.materialize([version])
@@ -366,21 +366,21 @@ def test_what_dies_while_it_is_recomputed_is_counted_once(monkeypatch):
         assert torch.equal(result, x.sin().exp())
 
 
-@pytest.mark.parametrize("recorded", ["on the fast path", "in Python"])
+@pytest.mark.parametrize("recorded", ["known", "first"])
 def test_what_a_cycle_alone_holds_may_go_while_room_is_made_for_its_reader(recorded):
     """The collector runs before a budget is found to be too small, and may free such an input."""
     a, others = torch.arange(250_000.0), [torch.ones(250_000) for _ in range(2)]
     expected = (a * 2).sin().sum()
     with dtrrun.budget(4_300_000) as session:
-        for _ in range(3 if recorded == "on the fast path" else 0):
+        for _ in range(3 if recorded == "known" else 0):
             (a * 2).sin()
         x = a * 2
         y = x.sin()
         cycle = [x, others.pop()]
         cycle.append(cycle)
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(y))
         for constant in (*others, cycle[1]):
-            session.slow_path.version_of(constant)
+            session.callbacks.version_of(constant)
         del x, cycle, constant
         assert torch.equal(y.sum(), expected)
         assert session.report()["rematerializations"] >= 1
@@ -391,7 +391,7 @@ def test_the_memory_of_one_dependent_lives_as_long_as_the_recipe_of_another():
     """The rescue reaches `result` before `middle`, whose memory only the recipe of `result` keeps alive."""
     with dtrrun.budget("1GB", cost="model") as session:
         session.ledger.begin_pressure()
-        dtr, version_of = session.dtr, session.slow_path.version_of
+        dtr, version_of = session.dtr, session.callbacks.version_of
         weight = torch.ones(1024)
         first, second = weight.sin(), weight.cos()
         middle = first.tan()

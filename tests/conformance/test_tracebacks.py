@@ -194,7 +194,7 @@ def test_a_budget_error_ends_in_the_program(program, way):
 
 def test_our_own_mistakes_keep_their_frames():
     with dtrrun.budget(None) as session:
-        session.slow_path.signatures.foretell = None  # asked about first calls
+        session.callbacks.signatures.foretell = None  # asked about first calls
         error = caught(lambda: torch.ones(3).cumsum(0))
     assert isinstance(error, TypeError)
     assert any(filename.startswith(PACKAGE) for filename, _ in frames(error)[0])

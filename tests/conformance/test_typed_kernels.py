@@ -118,14 +118,14 @@ def test_each_example_arrives_by_a_kernel():
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_kernel_for_each_type_computes_the_same_bits(slow, verify):
-    """They do on the fast path and in Python, and also when results are recomputed."""
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_kernel_for_each_type_computes_the_same_bits(careful, verify):
+    """They do with care and without, and also when results are recomputed."""
 
     def program():
         return {name: [call(name) for _ in range(3)] for name in CALLS}
 
     expected = plain(program)
-    found, report = run_inside(program, 1, slow=slow, verify=verify, over_budget="evict")
+    found, report = run_inside(program, 1, careful=careful, verify=verify, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert report["evictions"] > 100

@@ -131,6 +131,6 @@ def test_without_it_nothing_is_hooked():
     with dtrrun.budget("700KB") as session:
         assert hooks() == (0, 0)
         train(1)
-        assert not session.slow_path.reasons.any
+        assert not session.callbacks.reasons.any
         assert session.ledger.decision_observers == []
         assert session.report()["places"] == []

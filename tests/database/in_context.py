@@ -41,7 +41,7 @@ DEFAULTS_OF_CONTEXT = ("dtype", "device")
 
 
 COUNTED = Way("counted", budget_bytes=None)
-EVICTED = (Way("fast path"), Way("slow path", slow=True))
+EVICTED = (Way("inside 1 B"), Way("inside 1 B, with care", careful=True))
 """Everything is evicted at every moment: programs alternate between these."""
 
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from dtrrun.runtime.storage import storage_of
+from tests.care import budget
 from tests.conformance.programs import bits, difference
 from tests.database.admitted import watched
 from tests.database.replicas import tensors
-from tests.paths import budget
 
 EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED = "equal", "pinned", "nondeterministic", "failed", "crashed"
 RANK = [EQUAL, PINNED, NONDETERMINISTIC, FAILED, CRASHED]
@@ -35,14 +35,14 @@ PINS = {
 
 
 class Way(NamedTuple):
-    """How a session runs: in which budget, and on which path."""
+    """How a session runs: in which budget, and whether with care (`tests.care`)."""
 
     name: str
     budget_bytes: int | None = 1
-    slow: bool = False
+    careful: bool = False
 
 
-WAYS = (Way("slow path", slow=True), Way("fast path"))
+WAYS = (Way("inside 1 B, with care", careful=True), Way("inside 1 B"))
 """Everything is evicted, and what comes back is compared."""
 
 
@@ -186,7 +186,7 @@ def raised(found: list[Any]) -> str:
 def inside(program: Program, way: Way) -> tuple[list[Any], Probe, dict[str, Any]]:
     """Return a program's bits in a session, unchanged after its end; the probe; and the report."""
     _scramble()
-    with budget(way.budget_bytes, "cpu", slow=way.slow, over_budget="evict", verify=True) as session:
+    with budget(way.budget_bytes, "cpu", careful=way.careful, over_budget="evict", verify=True) as session:
         session._native.spoil_evicted(True)
         # Marks the program as training: otherwise all gradients would stay in memory, and none be recomputed.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)])

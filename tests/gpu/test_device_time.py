@@ -18,7 +18,7 @@ COST_NS = 1_000_000_000  # of each operator, so that the host's launches are not
 
 
 def make_costly(session) -> None:
-    for signature in session.slow_path.signatures.all():
+    for signature in session.callbacks.signatures.all():
         signature.cost = COST_NS
 
 
@@ -67,13 +67,13 @@ x = torch.randn(1 << 22, device="cuda")
 with dtrrun.budget(None, device="cuda") as session:
     if "slow" in sys.argv:
         x * 2  # binds the session to its device
-        session.slow_path.reasons.add("a test")
+        session.callbacks.reasons.add("a test")
     for n, between in enumerate((0, 30e-6, 70e-6, 120e-6)):
         for _ in range(4):
             x[n:] * 2  # reads and writes 34 MB
             torch.cuda.synchronize()
             wait(between)
-    print([one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"])
+    print([one.cost for one in session.callbacks.signatures.all() if one.operator.name == "aten.mul"])
 """
 
 

@@ -37,7 +37,7 @@ def test_without_room_for_the_workspace_nothing_is_computed(path):
         torch.cuda.empty_cache()
         with dtrrun.budget(budget, device=DEVICE) as session:
             if path == "slow":
-                session.slow_path.reasons.add("a test")
+                session.callbacks.reasons.add("a test")
             try:
                 assert all(map(torch.equal, plain, convnet(40)))
             except dtrrun.BudgetError:

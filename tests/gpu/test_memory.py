@@ -317,9 +317,9 @@ def test_jiterator_kernels_find_their_tensors_in_memory():
     kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T a) { return a + 1; }")
     with dtrrun.budget(beside() + SPACE + 100 * MIB, device=DEVICE) as session:
         kept = chain(40)
-        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
+        evicted = next(one for one in kept if not session.callbacks.version_of(one).resident)
         kernel(evicted)
-        assert session.slow_path.version_of(evicted).resident
+        assert session.callbacks.version_of(evicted).resident
 
 
 def test_the_programs_statistics_are_its_own():
@@ -339,7 +339,7 @@ def test_memory_goes_back_at_once_and_in_order():
         x = torch.randn(4096, 4096, device=DEVICE)
         y = x @ x
         expected = y.clone()
-        record = session.slow_path.version_of(y)
+        record = session.callbacks.version_of(y)
         assert session.dtr.recipes.secure(record)
         before = torch.cuda.memory_allocated()
         assert session.dtr.eviction.evict_if_possible(record)

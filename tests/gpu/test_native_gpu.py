@@ -22,10 +22,10 @@ def inside(make, budget, *, careful=False):
     forget()
     with dtrrun.budget(budget, device=DEVICE, cost="model") as session:
         if careful:
-            session.slow_path.reasons.add("a test")
+            session.callbacks.reasons.add("a test")
         trained = train(make)
         report = session.report()
-        assert careful or not session.slow_path.shared  # autograd's thread does not count as the program's
+        assert careful or not session.callbacks.shared  # autograd's thread does not count as the program's
     return trained, [report[name] for name in ("evictions", "rematerializations", "peak_bytes")]
 
 
@@ -84,12 +84,12 @@ def test_another_thread_of_the_programs_takes_turns():
         host = threading.Thread(target=lambda: torch.ones(8) + 1)
         host.start()
         host.join()
-        assert not session.slow_path.shared
+        assert not session.callbacks.shared
         other = threading.Thread(target=lambda: x + 1)
         other.start()
         other.join()
-        assert session.slow_path.shared
-        assert not session.slow_path.reasons.any
+        assert session.callbacks.shared
+        assert not session.callbacks.reasons.any
 
 
 def test_what_a_side_stream_makes_stays():
@@ -101,7 +101,7 @@ def test_what_a_side_stream_makes_stays():
         with torch.cuda.stream(side):
             y = x + 1
         torch.cuda.current_stream().wait_stream(side)
-        assert session.slow_path.version_of(y).pin == "side stream"
+        assert session.callbacks.version_of(y).pin == "side stream"
 
 
 def test_attention_with_dropout_keeps_what_it_has_drawn():
@@ -114,7 +114,7 @@ def test_attention_with_dropout_keeps_what_it_has_drawn():
                 attended = F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
         seen = int(attended.grad_fn._saved_philox_offset), generator.get_offset()
         assert "scaled_dot_product" in str(session._native.native_calls())
-        version = session.slow_path.version_of(attended)
+        version = session.callbacks.version_of(attended)
         session.ledger.begin_pressure()
         assert session.dtr.eviction.evict_if_possible(version)
         attended + 1
@@ -148,7 +148,7 @@ def test_operators_of_two_threads_at_once(hasty):
     with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         weight = torch.ones(8, 8, device=DEVICE, requires_grad=True)
         (weight * 1).sum().backward()
-        assert not session.slow_path.shared
+        assert not session.callbacks.shared
         for _ in range(60):
             y = chain(weight * 1, 60, draw)
             other = threading.Thread(target=y.backward, args=(torch.ones_like(y),))
@@ -168,7 +168,7 @@ def test_first_calls_are_measured_by_statistics_where_the_allocator_does_not_tel
         x = torch.ones(256, 256, device=DEVICE)
         for n in range(3):
             x[n:] * 2
-        found = [one for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"]
+        found = [one for one in session.callbacks.signatures.all() if one.operator.name == "aten.mul"]
         assert [one.output_bytes for one in found] == [256 << 10, 255 << 10, 254 << 10]
         assert session.interposer.native_calls["aten.mul"] >= 2
 

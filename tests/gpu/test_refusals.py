@@ -84,7 +84,7 @@ def train(make, steps, autocast=False, backward=True, step_of=None, **options):
 )
 @pytest.mark.parametrize("path", ["fast", "slow"])
 def test_each_request_of_a_step_is_refused_once(make, options, path):
-    before = 3  # steps, after which operators are on the fast path
+    before = 3  # steps, after which operators are known
     requests = []
 
     def counts(step):
@@ -105,7 +105,7 @@ def test_each_request_of_a_step_is_refused_once(make, options, path):
     place = []
     with dtrrun.budget(2 << 30, device=DEVICE, cost="model") as session:
         if path == "slow":
-            session.slow_path.reasons.add("a test")
+            session.callbacks.reasons.add("a test")
         found = train(make, steps, step_of=refuses, **options)
         report = session.report()
     assert same(plain, found)
@@ -124,7 +124,7 @@ def test_a_refusal_in_an_attentions_backward_pass():
     for reasons in ((), ("a test",)):
         with dtrrun.budget(2 << 30, device=DEVICE, cost="model") as session:
             for reason in reasons:
-                session.slow_path.reasons.add(reason)
+                session.callbacks.reasons.add(reason)
             for n in range(1, 12):
                 refuse(n)
                 found = gradients()

@@ -15,7 +15,7 @@ def test_side_streams():
     with dtrrun.budget(beside() + BUDGET, device=DEVICE) as session:
         side = torch.cuda.Stream()
         kept = chain(40)
-        evicted = [one for one in kept if not session.slow_path.version_of(one).resident]
+        evicted = [one for one in kept if not session.callbacks.version_of(one).resident]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             sums = [one.add(1.0).sum() for one in evicted[:6]]
@@ -47,7 +47,7 @@ def test_a_captured_graph_replays_while_others_are_evicted():
             assert bool((result == 3.0 * step + 1).all())
             assert correct(kept)
         assert session.report()["evictions"] > 0
-        assert session.slow_path.version_of(static).pin == "CUDA graph"
+        assert session.callbacks.version_of(static).pin == "CUDA graph"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -60,4 +60,4 @@ def test_replays_while_another_device_is_the_current_one():
             assert correct(kept)
             assert torch.cuda.current_device() == 1
         assert session.report()["rematerializations"] > 0
-        assert session.slow_path.reasons.any
+        assert session.callbacks.reasons.any

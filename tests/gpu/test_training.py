@@ -109,7 +109,7 @@ def test_other_bits_are_named():
     with dtrrun.budget("1GB", device=DEVICE, verify=True) as session:
         x = torch.ones(1000, device=DEVICE)
         results = [x * 2 for _ in range(3)]
-        versions = [session.slow_path.version_of(one) for one in results]
+        versions = [session.callbacks.version_of(one) for one in results]
         ctypes.memset(versions[1].memory().data_ptr() + 400, 1, 1)
         for one in versions:
             assert session.dtr.eviction.evict_if_possible(one)
@@ -124,7 +124,7 @@ def test_fingerprints_are_not_waited_for_in_a_capture():
     with dtrrun.budget("1GB", device=DEVICE, verify=True) as session:
         x = torch.ones(1000, device=DEVICE)
         y = x * 2
-        assert session.dtr.eviction.evict_if_possible(session.slow_path.version_of(y))
+        assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(y))
         y + 0
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             x * 3
@@ -154,7 +154,7 @@ def test_the_device_shows_no_more_than_the_budget():
         seen = []
         look = session.device.look
         session.device.look = lambda **how: (look(**how), seen.append(used()))
-        session.slow_path.reasons.add("test")
+        session.callbacks.reasons.add("test")
         train(convnet, steps=4)
     assert seen
     assert max(seen) - max(others, 0) <= budget
@@ -185,14 +185,14 @@ def test_a_recurrent_layers_own_dropout_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_that_pins_leaves_the_fast_path_on(workers):
+def test_a_data_loader_that_pins_is_no_reason_for_care(workers):
     """The workers are forked from a process that has used CUDA; the loader's thread pins on the host."""
     data = torch.utils.data.TensorDataset(torch.ones(64, 64))
     loader = torch.utils.data.DataLoader(data, 8, num_workers=workers, pin_memory=True)
     with dtrrun.budget(None, device=DEVICE) as session:
         weight = torch.ones(64, 64, device=DEVICE)
         found = [(x.to(DEVICE, non_blocking=True) @ weight).sum().item() for (x,) in loader]
-        assert not session.slow_path.reasons.any
+        assert not session.callbacks.reasons.any
         assert session.running
     assert found == [8 * 64 * 64] * 8
 
@@ -223,7 +223,7 @@ def test_costs_are_read_without_waiting(monkeypatch):
         torch.cuda.synchronize()
         for _ in range(2):
             session.interposer.native.read_times()
-        timed = [one for one in session.slow_path.signatures.all() if one.operator.name == "aten.mm"]
+        timed = [one for one in session.callbacks.signatures.all() if one.operator.name == "aten.mm"]
         assert HOLLOW or timed[0].timed  # a GPU without work waits for the host, whose time that is then
         assert timed[0].cost
         assert HOLLOW or timed[0].cost > 20_000  # ns: 17 GFLOP take longer than a launch

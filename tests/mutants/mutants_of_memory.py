@@ -75,6 +75,6 @@ row(
     ".data, set_, swap_tensors",
     ("set_ and resize_ are ordinary mutations", "runtime.operators:_RESHAPES_STORAGE", (),
      "hazards_mutation::resize_set_data_and_swap"),
-    ("a storage is looked up by its tensor", "runtime.dispatch.slow_path:storage_of", by_tensor(),
+    ("a storage is looked up by its tensor", "runtime.dispatch.callbacks:storage_of", by_tensor(),
      "hazards_mutation::resize_set_data_and_swap"),
 )

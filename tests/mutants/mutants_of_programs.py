@@ -46,7 +46,7 @@ row(
 )
 row(
     "threads",
-    ("nobody waits for others", "runtime.dispatch.slow_path:SlowPath.others_end", no,
+    ("nobody waits for others", "runtime.dispatch.callbacks:Callbacks.others_end", no,
      "hazards_room::who_finds_no_room_waits_for_the_others"),
     ("kernels of the program run again under the lock", "runtime.dispatch.interposer:Interposer.given_up",
      lambda *_: nullcontext(),

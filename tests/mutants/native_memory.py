@@ -19,7 +19,7 @@ native(
      "if («recipes_.secure(victim.get())») expel(victim.get(), storage);", "true",
      "hazards_mutation::weights_change_while_what_they_made_is_evicted"),
     ("there is always room", "return «ledger_.resident_bytes + nbytes <= ledger_.limit»;", "true",
-     "rematerialization::the_fast_path_keeps_to_the_budget"),
+     "rematerialization::known_operators_keep_to_the_budget"),
     ("what others have been promised counts as room",
      "«nbytes += ledger_.reserved_bytes;» if (fits(nbytes)) return true;", "",
      "hazards_room::what_one_has_been_promised_is_not_anothers_room"),

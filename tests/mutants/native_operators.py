@@ -18,7 +18,7 @@ native(
 native(
     "making ready", "core/eviction.h",
     ("room is promised to several at once", "return fits(nbytes + «ledger_.reserved_bytes»);", "0",
-     "hazards_room::on_the_fast_path_room_that_another_has_been_promised_is_none"),
+     "hazards_room::room_that_another_has_been_promised_is_none"),
 )
 native(
     "making ready", "admission.h",
@@ -39,19 +39,19 @@ native(
     ("operators that are over are looked at", "«call->by = nullptr;» Py_CLEAR(call->versions);", "",
      "observers::nothing_is_told_of_an_operator_that_is_over"),
     ("what operators write to is not told", "return «info->writes_to(place)»; });", "false",
-     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
+     "predictions::what_runs_without_care_is_logged_as_with_it[in_place_and_dropout]"),
     ("where tensors are in their storages is not told",
      "return «info->handler == HandlerKind::PLAIN ? info->makes_tensors "
      ": info->handler != HandlerKind::LISTS»;",
      "true",
-     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[operators_of_many_kinds]"),
+     "predictions::what_runs_without_care_is_logged_as_with_it[operators_of_many_kinds]"),
     ("running statistics are not told", "return «trains» && std::find", "false",
-     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[in_place_and_dropout]"),
+     "predictions::what_runs_without_care_is_logged_as_with_it[in_place_and_dropout]"),
 )
 native(
     "deaths", "core/ledger.h",
     ("observers are not told", "«backend.died(one);»", "",
-     "predictions::what_the_fast_path_does_is_logged_as_on_the_slow_path[plain_mlp]"),
+     "predictions::what_runs_without_care_is_logged_as_with_it[plain_mlp]"),
 )
 native(
     "operators", "core/operator.h",
@@ -67,7 +67,7 @@ native(
     ("what running statistics made is not rescued",
      "if («call.updates_statistics») prepare_statistics(call);", "false",
      "hazards_constants::statistics_are_read_before_they_are_updated "
-     "hazards_constants::what_statistics_made_outlives_an_update_on_the_fast_path"),
+     "hazards_constants::what_statistics_made_outlives_an_update"),
     ("what a sparse tensor is made from stays evictable", "if («!plain && !call.view») {", "false",
      "hazards_layouts::sparse_and_quantized"),
     ("small constants go at once", "«backend.keep_small(storage);»", "",
@@ -122,7 +122,7 @@ native(
      "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
 )
 native(
-    "operators", "fast_call.h",
+    "operators", "operator_call.h",
     ("a part is taken for the whole",
      "return «tensor.nbytes() == tensor.storage().nbytes()» && tensor.is_non_overlapping", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
@@ -152,7 +152,7 @@ native(
     ("a replay updates the running statistics again",
      "if («call.holes[place] == VALUE») recipe->values()",
      "call.holes[place] == VALUE || call.holes[place] == STATISTICS",
-     "hazards_constants::a_replay_of_the_fast_path_updates_no_statistics"),
+     "hazards_constants::a_replay_updates_no_statistics"),
     ("the state of generators is not captured",
      "bool draws = «(info.random || info.foreign)» && !is_captured", "false",
      "hazards_values::random_operators_and_their_generators"),
@@ -171,12 +171,12 @@ native(
      "bool careful = «is_careful()»; if (careful && have_changed(call)) return false;", "false",
      "hazards_threads::who_has_waited_for_a_turn_looks_again_whether_care_is_needed "
      "program_code::what_a_replay_reads_is_not_written_to_meanwhile"),
-    ("every thread takes the fast path from its first operator",
+    ("every thread takes no lock from its first operator",
      "if («shared_ || is_home()») return; thread_local", "true",
      "hazards_threads::from_a_threads_first_operator_on_the_short_cut_is_not_taken"),
-    ("nobody sees that a thread is on the fast path",
+    ("nobody sees that a thread is in an operator",
      "if («is_alone_») interposer.inside_ = PyThread_get_thread_ident();", "false", ""),
-    ("who returns to the fast path takes no lock", "if («others || shared_») {", "false",
+    ("who comes back takes no lock", "if («others || shared_») {", "false",
      "program_code::a_replay_waits_for_a_thread_that_is_the_first_to_join"),
 )
 native(
@@ -185,9 +185,9 @@ native(
      "hazards_room::what_another_thread_uses_stays_when_it_is_written_to"),
 )
 native(
-    "threads", "fast_call.h",
+    "threads", "operator_call.h",
     ("no room is reserved while others have their turns", "reserves = «turn.shared()»;", "false",
-     "hazards_room::a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended"),
+     "hazards_room::a_kernel_keeps_its_room_and_tells_when_it_has_ended"),
 )
 native(
     "threads", "run_kernel.h",
@@ -199,8 +199,8 @@ native(
 native(
     "threads", "backend.h",
     ("nobody is told that room has come back",
-     "if («!native_ || native_->waiting.number(native_->slow_path) != 0») PythonBackend::", "false",
-     "hazards_room::a_kernel_of_the_fast_path_keeps_its_room_and_tells_when_it_has_ended"),
+     "if («!native_ || native_->waiting.number(native_->callbacks) != 0») PythonBackend::", "false",
+     "hazards_room::a_kernel_keeps_its_room_and_tells_when_it_has_ended"),
 )
 native(
     "signatures", "describe.h",

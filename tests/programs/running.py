@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 import dtrrun
+from tests.care import budget
 from tests.conformance.programs import assert_same, bits
-from tests.paths import budget
 from tests.programs import invariants, steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
 from tests.programs.language import HELD, Program, World
 
@@ -28,7 +28,7 @@ class Conditions(NamedTuple):
 
     share: None for a budget of one byte that may be exceeded (all is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
-    that run before the session begins, and after it has ended. slow: as in `tests.paths.budget`. turns:
+    that run before the session begins, and after it has ended. careful: as in `tests.care.budget`. turns:
     heuristics that alternate, one for each step. host: whether constants leave, too. counted: whether the
     first half of the steps has no budget, and is only counted, as far as its operators have run before.
     """
@@ -37,7 +37,7 @@ class Conditions(NamedTuple):
     heuristic: str = "h_dtr_eq"
     first: int = 0
     left_out: int = 0
-    slow: bool = True
+    careful: bool = True
     turns: tuple[str, ...] = ()
     host: bool = False
     counted: bool = False
@@ -83,7 +83,7 @@ def compare(
     counted = range(first, (first + split) // 2 if conditions.counted else first)
     with budget(
         None if counted else budget_bytes,
-        slow=conditions.slow,
+        careful=conditions.careful,
         over_budget="evict" if conditions.share is None else "error",
         heuristic=conditions.heuristic,
         verify=not counted,  # which has to see all operators

@@ -52,7 +52,7 @@ def test_a_rule_that_takes_over_from_itself_chooses_as_if_nothing_had_happened()
         expected = plain(program)
         least = None
         for share in (None, conditions.share):
-            one = conditions._replace(share=share, slow=False, heuristic="h_chain")
+            one = conditions._replace(share=share, careful=False, heuristic="h_chain")
             note(f"compare({program!r}, {one!r})")
             alone = decisions(compare(program, one, expected, least))
             changed = decisions(compare(program, one._replace(turns=("h_chain",)), expected, least))

@@ -143,7 +143,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.pairs[-1 - place % len(self.pairs)]
 
     def version(self, place: int) -> Version:
-        version = self.session.slow_path.version_of(self.pick(place)[0])
+        version = self.session.callbacks.version_of(self.pick(place)[0])
         assert version is not None
         return version
 
@@ -234,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
         try:
             if how == "pin":
                 self.session.pin(x)
-                version = self.session.slow_path.version_of(x)
+                version = self.session.callbacks.version_of(x)
                 assert version is not None
                 assert version.resident
             elif how == "array":

@@ -12,7 +12,7 @@ from hypothesis import given, note
 
 from dtrrun.core.ledger import Ledger
 from dtrrun.core.observer import Observer
-from dtrrun.runtime.dispatch.slow_path import Reasons
+from dtrrun.runtime.dispatch.callbacks import Reasons
 from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
@@ -104,7 +104,7 @@ def test_decisions_are_the_same(
         for share in (None, conditions.share, 0.3):
             heuristic = HEURISTICS[len(program) % len(HEURISTICS)]
             turns = TURNS if heuristic == "random" or share == 0.3 else ()
-            one = conditions._replace(share=share, slow=False, heuristic=heuristic, turns=turns)
+            one = conditions._replace(share=share, careful=False, heuristic=heuristic, turns=turns)
             note(f"compare({program!r}, {one!r})")
             native, other = both(monkeypatch, otherwise, program, one, expected, least)
             assert native == other
@@ -125,9 +125,9 @@ def test_decisions_are_the_same(
 
 def test_decisions_are_the_same_where_operations_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that no longer waits does not count as a reader of what it would have made."""
-    least = decisions(compare(GIVEN_UP, Conditions(share=None, slow=False)))["peak_bytes"]
+    least = decisions(compare(GIVEN_UP, Conditions(share=None, careful=False)))["peak_bytes"]
     for share in (-0.4, -0.3, -0.2):
-        conditions = Conditions(share=share, slow=False)
+        conditions = Conditions(share=share, careful=False)
         native, other = both(monkeypatch, careful, GIVEN_UP, conditions, None, least)
         assert native == other
         assert native["rematerializations"] > 0

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.paths import budget
+from tests.care import budget
 
 RESULTS = "DTRRUN_TEST_RESULTS"
 """Names the file of results, a line of JSON for each test."""
@@ -22,7 +22,7 @@ def pytest_runtest_call(item):
     evictions = 0
     if EVICTED not in os.environ:
         return (yield)
-    with budget(1, "cpu", slow=False, verify=True, over_budget="evict") as session:
+    with budget(1, "cpu", careful=False, verify=True, over_budget="evict") as session:
         try:
             result = yield
         finally:

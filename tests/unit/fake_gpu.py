@@ -442,8 +442,8 @@ class FakeGpu:
 class ModelledCuda(Cuda):
     """The CUDA parts of a session, on a model of a GPU."""
 
-    def make_interposer(self, native, slow_path, *told):
-        made = super().make_interposer(native, slow_path, *told)
+    def make_interposer(self, native, callbacks, *told):
+        made = super().make_interposer(native, callbacks, *told)
         made.model, self.operators._tells = self.gpu, False
         return made
 
@@ -479,7 +479,7 @@ def stepped(session):
 
 def unprofiled(session, name):
     """Return the signature of an operator whose first calls are still being measured."""
-    signatures = session.slow_path.signatures.all()
+    signatures = session.callbacks.signatures.all()
     return next(one for one in signatures if one.operator.name == name and one.calls < one.SETTLED)
 
 

@@ -16,7 +16,7 @@ BUDGET = CONTEXT + LEAST_GUARD + 16 * MIB
 def test_replays_run_on_our_device(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         kept = chain(30)
-        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
+        evicted = next(one for one in kept if not session.callbacks.version_of(one).resident)
         devices = []
         real = gpu.run
         monkeypatch.setattr(gpu, "run", lambda *a, **k: devices.append(gpu.current) or real(*a, **k))
@@ -26,13 +26,13 @@ def test_replays_run_on_our_device(monkeypatch):
         assert devices[-1] == gpu.current == 1  # the program's operator
 
 
-def test_several_gpus_in_a_process_take_the_slow_path(monkeypatch):
+def test_several_gpus_in_a_process_are_a_reason_for_care(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, _):
         tensor()
-        assert "several GPUs" not in session.slow_path.reasons.all
+        assert "several GPUs" not in session.callbacks.reasons.all
         monkeypatch.setattr(session.ledger.memory, "device_type_of", lambda _storage: "cuda:1")
         session.dtr.operators.adopt(torch.UntypedStorage(64))
-        assert "several GPUs" in session.slow_path.reasons.all
+        assert "several GPUs" in session.callbacks.reasons.all
 
 
 def test_a_limit_of_the_programs_own_is_overruled(monkeypatch):

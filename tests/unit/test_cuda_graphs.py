@@ -44,15 +44,15 @@ def test_nothing_is_evicted_while_a_graph_is_captured(monkeypatch, capsys, graph
         assert session.report()["evictions"] == evictions
         gpu.side = False
         graph.capture_end()
-        records = [session.slow_path.version_of(one) for one in kept]
+        records = [session.callbacks.version_of(one) for one in kept]
         assert {record.pin for record in records} == {"CUDA graph"}
         assert all(record.escaped and record.resident for record in records)
-        assert all(session.slow_path.version_of(one).pin != "CUDA graph" for one in other)
+        assert all(session.callbacks.version_of(one).pin != "CUDA graph" for one in other)
         del kept, records
         more = [tensor().mul(2.0) for _ in range(30)]
         assert session.report()["evictions"] > evictions
         assert all(one[0, 0] == 2 for one in more)
-        assert session.slow_path.version_of(static).resident
+        assert session.callbacks.version_of(static).resident
     assert capsys.readouterr().err.count("CUDA graph") == 1
 
 
@@ -60,10 +60,10 @@ def test_what_was_evicted_comes_back_before_a_capture(monkeypatch, graph):
     with fake_session(monkeypatch, BUDGET) as (session, _):
         first = tensor().mul(2.0)
         fill = [tensor().mul(2.0) for _ in range(20)]
-        assert not session.slow_path.version_of(first).resident
+        assert not session.callbacks.version_of(first).resident
         del fill
         graph.capture_begin()
-        assert session.slow_path.version_of(first).resident
+        assert session.callbacks.version_of(first).resident
         graph.capture_end()
 
 
@@ -72,7 +72,7 @@ def test_a_capture_that_reads_what_does_not_fit_is_a_budget_error(monkeypatch, g
         kept = [tensor().mul(2.0) for _ in range(30)]
         graph.capture_begin()
         gpu.side = True
-        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
+        evicted = next(one for one in kept if not session.callbacks.version_of(one).resident)
         with pytest.raises(dtrrun.BudgetError, match="CUDA graph"):
             evicted.add(1.0)
         gpu.side = False
@@ -111,9 +111,9 @@ def test_what_was_computed_from_a_captured_constant_is_rescued(monkeypatch, grap
         static.sum()
         graph.capture_end()
         torch._C.TensorBase.untyped_storage(static).fill_(0)  # written unseen, as by the graph's replay
-        assert session.slow_path.version_of(early).operation is None
+        assert session.callbacks.version_of(early).operation is None
         more = [tensor().mul(2.0) for _ in range(20)]
-        assert session.slow_path.version_of(early).resident
+        assert session.callbacks.version_of(early).resident
         del more
         assert early[0, 0] == 2
         assert static.mul(3.0)[0, 0] == 0

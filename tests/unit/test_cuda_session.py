@@ -53,7 +53,7 @@ def test_loaded_kernels_take_from_the_tensors(monkeypatch):
     with fake_session(monkeypatch, budget) as (session, gpu):
         kept = chain(100)
         assert session.report()["evictions"] == 0
-        session.slow_path.next_tick = session.dtr.rematerializer.next_tick = (
+        session.callbacks.next_tick = session.dtr.rematerializer.next_tick = (
             1 << 62
         )  # so that only a new operator causes a look
         gpu.context += 100 * MIB
@@ -221,9 +221,9 @@ def test_the_limit_only_rises_between_steps(monkeypatch):
 
 def test_sizes_are_counted_as_the_allocator_does(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, _):
-        for _ in range(12):  # first on the slow path, then on the fast path
+        for _ in range(12):  # first they ask Python, then they do not
             kept = torch.ones(3).mul(2.0)
-            assert session.slow_path.version_of(kept).nbytes == 512
+            assert session.callbacks.version_of(kept).nbytes == 512
     assert storage.rounded(1) == 64
 
 
@@ -300,10 +300,10 @@ def test_what_a_side_stream_uses_stays(monkeypatch, capsys):
         made = kept[2].mul(3.0)
         gpu.side = False
         more = chain(40)
-        records = [session.slow_path.version_of(one) for one in (kept[2], made)]
+        records = [session.callbacks.version_of(one) for one in (kept[2], made)]
         assert [record.pin for record in records] == ["side stream", "side stream"]
         assert all(record.resident for record in records)
-        assert session.slow_path.version_of(kept[3]).pin is None
+        assert session.callbacks.version_of(kept[3]).pin is None
         assert session.device.operators.side_storages == 2
         assert correct(kept)
         assert correct(more)
@@ -314,7 +314,7 @@ def test_what_a_side_stream_uses_stays(monkeypatch, capsys):
 def test_replays_run_on_the_main_stream(monkeypatch):
     with fake_session(monkeypatch, BUDGET) as (session, gpu):
         kept = chain(30)
-        evicted = next(one for one in kept if not session.slow_path.version_of(one).resident)
+        evicted = next(one for one in kept if not session.callbacks.version_of(one).resident)
         streams = []
         run = gpu.run
         monkeypatch.setattr(gpu, "run", lambda *a, **k: streams.append(gpu.side) or run(*a, **k))

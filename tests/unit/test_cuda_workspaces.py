@@ -62,7 +62,7 @@ def test_a_replay_without_room_for_the_workspace_is_an_error(monkeypatch, capsys
         x = image()
         made = [convolved(x), convolved(x)]
         expected = made[0].sum().item()
-        record = session.slow_path.version_of(made[0])
+        record = session.callbacks.version_of(made[0])
         session.dtr.eviction.make_room(session.ledger.limit, "everything")
         assert not record.resident
         pinned = [tensor() for _ in range(9)]
@@ -225,7 +225,7 @@ def test_a_convolution_without_an_engine_has_run_out_of_memory(monkeypatch):
         x, kept = image(), chain(12)
         found = convolved(x)
         assert session.report()["oom_retries"] == 2
-        for _ in range(8):  # now on the fast path
+        for _ in range(8):  # now known
             assert torch.equal(convolved(x), found)
         failing[0] = 1
         assert torch.equal(convolved(x), found)

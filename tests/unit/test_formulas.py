@@ -23,7 +23,7 @@ class Asked:
     """Asks the formulas, of what is a first call each time."""
 
     def __init__(self, session):
-        self._signatures, self._interposer = session.slow_path.signatures, session.interposer
+        self._signatures, self._interposer = session.callbacks.signatures, session.interposer
         self._first_call = session.interposer.first_call
         session.interposer.first_call = self._ask
 

@@ -24,7 +24,7 @@ from dtrrun.extensions import build, building, compiling, shipped
 from dtrrun.runtime.dispatch.native import load  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
 
-UNWRITABLE = "the native fast path cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
+UNWRITABLE = "the native part cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
 CODE = b"what the compiler makes"
 IS_CHECKOUT = compiling.is_checkout
 CALLS = len(compiling.FILES) + 1
@@ -96,7 +96,7 @@ def test_it_is_built_once(cxx, cache):
     assert path == build.built() == cache / build.key() / "_dtrrun_native.so"
     assert path.read_bytes().startswith(CODE)
     assert path.stat().st_mode & stat.S_IRUSR
-    assert said == [f"building the native fast path for PyTorch {torch.__version__} (once, about a minute)"]
+    assert said == [f"building the native part for PyTorch {torch.__version__} (once, about a minute)"]
     assert build.build(said.append) == path
     assert (len(said), len(cxx.calls), left(cache)) == (1, CALLS, ["_dtrrun_native.so"])
     for files in compiling.FILES:
@@ -225,7 +225,7 @@ def test_without_a_cache_a_temporary_folder_is_used(cxx, no_cache, tmp_path, mon
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert said == [
         f"{no_cache} cannot be written (Not a directory), so {folder} is used instead: building the native "
-        f"fast path for PyTorch {torch.__version__} (once, about a minute)"
+        f"part for PyTorch {torch.__version__} (once, about a minute)"
     ]
     monkeypatch.setenv("CXX", "/none")
     assert build.find(said.append) == path
@@ -365,7 +365,7 @@ def test_a_process_that_waits_for_another_run_says_so(cxx, monkeypatch, tmp_path
         (tmp_path / "said").touch()
     build.build(lambda text: said.append(text) or (tmp_path / "said").touch())
     process.join()
-    assert said == ([] if same else ["another run is building the native fast path: waiting for it"])
+    assert said == ([] if same else ["another run is building the native part: waiting for it"])
     assert len(cxx.calls) == CALLS
 
 
@@ -432,7 +432,7 @@ def test_it_is_said_that_the_build_goes_on(cxx, monkeypatch, tmp_path):
             (tmp_path / "said").touch()
 
     build.build(say)
-    assert said[0].startswith("building the native fast path")
+    assert said[0].startswith("building the native part")
     assert all(re.fullmatch(r"still building: \d+ seconds so far", line) for line in said[1:])
     assert len(said) > 2
 

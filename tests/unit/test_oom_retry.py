@@ -184,7 +184,7 @@ def test_finalizers_run_without_the_lock_and_only_where_the_program_wants_them(m
         with fake_session(monkeypatch, BESIDE + 64 * MIB) as (session, gpu):
             kept = chain(8)
             gpu.allocator.cap = gpu.allocator.reserved
-            Resource(session.slow_path.lock)
+            Resource(session.callbacks.lock)
             with pytest.raises(dtrrun.BudgetError):
                 torch.ones(20 * MIB // 4)
             gpu.allocator.cap = None
@@ -246,7 +246,7 @@ def test_neighbours_that_are_dearer_than_a_flush_stay(monkeypatch, dear):
         del kept[1:8:2], kept[-1]  # four free pieces of 1 MiB, between others
         gpu.allocator.cap = session.device.accounts.cap = gpu.allocator.reserved
         [recomputed] = (
-            one.cost for one in session.slow_path.signatures.all() if one.operator.name == "aten.mul"
+            one.cost for one in session.callbacks.signatures.all() if one.operator.name == "aten.mul"
         )
         gpu.returnable = lambda native: SEGMENT  # so a flush would do
         asked = []

@@ -48,11 +48,11 @@ def test_the_statistics_of_sync_batch_norm_have_a_new_version(monkeypatch):
     try:
         with dtrrun.budget("1GB") as session:
             made = mean * 2
-            before = session.slow_path.version_of(mean)
+            before = session.callbacks.version_of(mean)
             torch.lerp(mean, variance, 0.5)
             assert before.superseded
             assert not session.dtr.recipes.secure(
-                session.slow_path.version_of(made)
+                session.callbacks.version_of(made)
             )  # the old version is lost
     finally:
         operator_of.cache_clear()
@@ -71,10 +71,10 @@ def test_state_that_a_library_advances_is_never_evicted_or_replayed_from(tanh_ke
     with dtrrun.budget(1, over_budget="evict") as session:
         state = torch.ones(64).tanh()
         made = state + 1
-        record = session.slow_path.version_of(state)
+        record = session.callbacks.version_of(state)
         assert record.resident
         assert record.escaped
-        assert session.slow_path.version_of(made).operation is None
+        assert session.callbacks.version_of(made).operation is None
 
 
 def test_a_log_says_so_as_well(tanh_keeps_state, tmp_path):

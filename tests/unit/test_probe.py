@@ -31,7 +31,7 @@ def test_what_an_interpreter_has(told):
     assert ("backend" in told) == told["available"]
 
 
-def test_the_native_fast_path_as_a_run_would_find_it(told, monkeypatch, tmp_path):
+def test_the_native_part_as_a_run_would_find_it(told, monkeypatch, tmp_path):
     assert told["native"] == build.outlook()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "true")

@@ -61,20 +61,20 @@ class Captures:
 
     def began(self) -> None:
         """Bring back what fits. Until the capture ends, nothing is evicted, timed or replayed."""
-        device, ledger, slow_path = self._device, self._device.ledger, self._device.slow_path
+        device, ledger, callbacks = self._device, self._device.ledger, self._device.callbacks
         if device.capturing or not device.awake:
             return
-        with slow_path.lock:
+        with callbacks.lock:
             ledger.collect_dead()
-            slow_path.dtr.rematerializer.restore_all()
+            callbacks.dtr.rematerializer.restore_all()
             # Kept so that no new version gets the id of an old one.
             self._before = list(ledger.versions.values())
             self._known = set(map(id, self._before))
             ledger.clock += 1
             self._clock = ledger.clock  # what the capture uses has a last access at or after this time
             self._evict_again = ledger.no_eviction()
-            device.operators.capturing = slow_path.capturing = True
-            if slow_path.dtr.eviction.warn_only:
+            device.operators.capturing = callbacks.capturing = True
+            if callbacks.dtr.eviction.warn_only:
                 device.gpu.set_cap(None)  # until it ends
         self._warn(CAPTURED)
 
@@ -83,11 +83,11 @@ class Captures:
 
         Raises BudgetError if its dependents can't be brought back.
         """
-        device, ledger, slow_path = self._device, self._device.ledger, self._device.slow_path
+        device, ledger, callbacks = self._device, self._device.ledger, self._device.callbacks
         if not device.capturing:
             return
-        with slow_path.lock, slow_path.telling():
-            device.operators.capturing = slow_path.capturing = False
+        with callbacks.lock, callbacks.telling():
+            device.operators.capturing = callbacks.capturing = False
             if self._evict_again is not None:
                 self._evict_again()
             ledger.collect_dead()
@@ -96,8 +96,8 @@ class Captures:
                 for version in ledger.versions.values()
                 if version.resident and (id(version) not in self._known or version.last_access >= self._clock)
             ]
-            slow_path.dtr.mutation.escape_together(used, "CUDA graph")
-            if slow_path.dtr.eviction.warn_only and not device.retry.lifted:
+            callbacks.dtr.mutation.escape_together(used, "CUDA graph")
+            if callbacks.dtr.eviction.warn_only and not device.retry.lifted:
                 device.gpu.set_cap(device.accounts.cap)
             self._before.clear()
             self._known.clear()

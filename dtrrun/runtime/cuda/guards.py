@@ -31,7 +31,7 @@ class on_main_stream(below):
         device = self._device
         if device.capturing:
             # A replay would be captured instead of run. What fits was brought back before the capture.
-            raise device.slow_path.dtr.eviction.too_small(0, "a CUDA graph that reads what is evicted")
+            raise device.callbacks.dtr.eviction.too_small(0, "a CUDA graph that reads what is evicted")
         super().__enter__()
         self._came_from = device.gpu.come_from()
         self._side = device.gpu.leave_side_stream() if device.gpu.on_side_stream() else None

@@ -12,25 +12,25 @@ from dtrrun.core.graph import Version
 from dtrrun.runtime import rng
 from dtrrun.runtime.cost_model import GPU as GPU_RATES
 from dtrrun.runtime.cuda.oom_retry import requested
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.interposer import Interposer
-from dtrrun.runtime.dispatch.slow_path import SlowPath
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.operators import Operator
 
 
 class CudaInterposer(Interposer):
-    """An `Interposer` that wakes the session and handles out-of-memory errors of the fast path."""
+    """An `Interposer` that wakes the session and handles out-of-memory errors of operators."""
 
     def __init__(
         self,
         native: ModuleType,
-        slow_path: SlowPath,
+        callbacks: Callbacks,
         device: Any,
         noticed: Callable[[], None],
         alert: Callable[[str], None],
     ) -> None:
-        super().__init__(native, slow_path, noticed, alert)
+        super().__init__(native, callbacks, noticed, alert)
         self.device = device
         self.device_type = device.type
         self.times = device.operators.times
@@ -45,7 +45,7 @@ class CudaInterposer(Interposer):
         self.native.bind(device.gpu.index)
         return True
 
-    # -- for the fast path -----------------------------------------------------------------------
+    # -- what C++ asks ---------------------------------------------------------------------------
 
     rates = GPU_RATES
 
@@ -112,8 +112,8 @@ class CudaInterposer(Interposer):
 
     def overlap(self) -> None:
         """Note that operators of two threads overlap: from now on, they take turns."""
-        self.slow_path.shared = True
-        self.share(self.slow_path.reasons)
+        self.callbacks.shared = True
+        self.share(self.callbacks.reasons)
 
     def can_retry(self, operator: Operator | None, drawn: Any, error: Any) -> bool:
         """Return whether an operator that raised `error` has not begun to write, and will run again.

@@ -23,7 +23,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.runtime.cuda.budget import REST, SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
 from dtrrun.runtime.cuda.observers import OomObservers
 from dtrrun.runtime.cuda.pools import Pools
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.operators import Operator
@@ -138,16 +138,16 @@ class Retry:
         accounts: Accounts,
         pools: Pools,
         dtr: DTR,
-        slow_path: SlowPath,
+        callbacks: Callbacks,
         alert: Callable[[str], None],
     ) -> None:
         self.gpu, self._pools, self._alert = gpu, pools, alert
         self.accounts = accounts
-        self._dtr, self._ledger, self._slow_path = dtr, dtr.ledger, slow_path
+        self._dtr, self._ledger, self._callbacks = dtr, dtr.ledger, callbacks
         self.retries = 0
         self.lifted = False  # the cap is removed for good: exceed the budget rather than run out of memory
         self.refused: int | None = None
-        """Bytes that were refused to an operator on the fast path, which is attempted next."""
+        """Bytes that were refused to an operator of the program, which is attempted next."""
         self.is_relieving = False  # a request is refused that has not been counted yet
         self.observers = OomObservers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
@@ -211,7 +211,7 @@ class Retry:
     def _refuse(self, nbytes: int, name: str, lacking: int) -> NoReturn:
         self.observers.reached_program()
         too_small: Any = self._dtr.eviction.too_small(nbytes, name, missing=lacking)
-        self._slow_path.too_small(too_small)
+        self._callbacks.too_small(too_small)
         raise too_small
 
     def once(self, run: Callable[[], Any], name: str) -> Any:
@@ -282,7 +282,7 @@ class Retry:
         eviction = self._dtr.eviction
         if eviction.adapting is None or self._ledger.budget_bytes is None:
             return False
-        with self._slow_path.lock, (guard := below()), guard:
+        with self._callbacks.lock, (guard := below()), guard:
             return bool(eviction.adapting.too_small(eviction.refusal_of(nbytes, name, missing=lacking)))
 
     def _lower(self, growth: int) -> bool:
@@ -297,7 +297,7 @@ class Retry:
         there = self.gpu.statistics().reserved + max(total - used, 0)
         if total - used >= growth or there >= cap:
             return False
-        with self._slow_path.lock, (guard := below()), guard:
+        with self._callbacks.lock, (guard := below()), guard:
             return bool(adapting.refused(self.accounts.overhead + there))
 
     def before_flush(self, nbytes: int) -> None:
@@ -315,7 +315,7 @@ class Retry:
         if reserved + growth <= cap:
             return  # it maps more
         started, evictions = now_ns(), self._dtr.eviction.evictions
-        with self._slow_path.lock, (guard := below()), guard:
+        with self._callbacks.lock, (guard := below()), guard:
             self._ledger.collect_dead()
             self._make_room(nbytes, reserved, growth, cap)
         self.avoided += self._dtr.eviction.evictions > evictions
@@ -375,7 +375,7 @@ class Retry:
         return ooms > before
 
     def _release(self, attempt: int, wanted: int, asked: int) -> None:
-        with self._slow_path.lock:
+        with self._callbacks.lock:
             if attempt > 1 and self._ledger.evicting:
                 self._dtr.garbage.without_room(certain=True)  # finalizers run without the lock
             self._let_go(attempt, wanted, asked)

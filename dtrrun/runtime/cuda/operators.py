@@ -9,7 +9,7 @@ import torch
 
 from dtrrun.core.graph import Version
 from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.operators import Operator
 from dtrrun.settings import RuntimeSettings
 
@@ -31,14 +31,14 @@ class CudaOperators:
         self.side_storages = 0
         self._tells: bool | None = None
 
-    def connect(self, slow_path: SlowPath, retry: Retry, warn: Callable[[str], None]) -> None:
+    def connect(self, callbacks: Callbacks, retry: Retry, warn: Callable[[str], None]) -> None:
         """Connect to a session."""
-        self._slow_path, self._ledger, self._retry, self._warn = slow_path, slow_path.ledger, retry, warn
+        self._callbacks, self._ledger, self._retry, self._warn = callbacks, callbacks.ledger, retry, warn
 
     def tells_of_blocks(self) -> bool:
         """Return whether the allocator tells of the blocks that it hands out."""
         if self._tells is None:
-            self._tells = bool(self._slow_path.native.tells_of_blocks())
+            self._tells = bool(self._callbacks.native.tells_of_blocks())
         return self._tells
 
     def state(self) -> tuple[Any, int]:
@@ -48,13 +48,13 @@ class CudaOperators:
     def pin_side(self, versions: Sequence[Version], results: Sequence[torch.Tensor]) -> None:
         """Pin what two streams use, because neither could safely free it."""
         touched = [self._ledger.versions.get(version.key) for version in versions]
-        touched += map(self._slow_path.version_of, results)
+        touched += map(self._callbacks.version_of, results)
         for version in touched:
             if version is None:
                 continue
             self._ledger.fix(version)
             if version.operation is not None:
-                self._slow_path.dtr.recipes.make_constant(version, "side stream")
+                self._callbacks.dtr.recipes.make_constant(version, "side stream")
                 self.side_storages += 1
                 self._warn(SIDE_STREAM)
 
@@ -63,7 +63,7 @@ class CudaOperators:
         return _taken(before, self.state())
 
     def can_retry(self, operator: Operator, error: BaseException, random_state_known: bool = False) -> bool:
-        """Return whether an operator of the fast path that raised `error` will run again."""
+        """Return whether an operator of the program that raised `error` will run again."""
         return (
             not self.capturing
             and short_of_memory(error, self.gpu.index)

@@ -25,7 +25,7 @@ from dtrrun.runtime.cuda.interposer import CudaInterposer
 from dtrrun.runtime.cuda.oom_retry import Retry
 from dtrrun.runtime.cuda.operators import CudaOperators
 from dtrrun.runtime.cuda.pools import Pools
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.patches.registry import lack, lacked
 from dtrrun.settings import RuntimeSettings
@@ -103,19 +103,19 @@ class Cuda:
     # -- called by the session -------------------------------------------------------------------
 
     def connect(
-        self, dtr: DTR, slow_path: SlowPath, warn: Callable[[str], None], alert: Callable[[str], None]
+        self, dtr: DTR, callbacks: Callbacks, warn: Callable[[str], None], alert: Callable[[str], None]
     ) -> None:
         """Connect to a session."""
         storage.use_device(storage.CUDA_ROUNDING, None)
-        self.dtr, self.ledger, self.slow_path, self._alert = dtr, dtr.ledger, slow_path, alert
-        self.retry = Retry(self.gpu, self.accounts, self.pools, dtr, slow_path, alert)
-        self.operators.connect(slow_path, self.retry, warn)
+        self.dtr, self.ledger, self.callbacks, self._alert = dtr, dtr.ledger, callbacks, alert
+        self.retry = Retry(self.gpu, self.accounts, self.pools, dtr, callbacks, alert)
+        self.operators.connect(callbacks, self.retry, warn)
         self._captures = Captures(self, warn)
         dtr.eviction.refresh = self.refresh
 
-    def make_interposer(self, native: ModuleType, slow_path: SlowPath, *told: Any) -> CudaInterposer:
+    def make_interposer(self, native: ModuleType, callbacks: Callbacks, *told: Any) -> CudaInterposer:
         self._native = self.retry.native = native
-        return CudaInterposer(native, slow_path, self, *told)
+        return CudaInterposer(native, callbacks, self, *told)
 
     def below(self) -> on_main_stream:
         """Return the context in which recorded operators are replayed."""
@@ -177,7 +177,7 @@ class Cuda:
 
     def wake(self, device: Any) -> None:
         """Start: an operator is about to use a GPU for the first time, `device` or the current one."""
-        with self.slow_path.lock:
+        with self.callbacks.lock:
             if self.awake:
                 return
             self.gpu.bind(device.index if self._index is None else self._index)
@@ -293,14 +293,14 @@ class Cuda:
         """
         if not self.awake or self.capturing or self.operators.blind or not self.usable():
             return
-        with self.slow_path.lock:
+        with self.callbacks.lock:
             ledger, accounts = self.ledger, self.accounts
             ledger.collect_dead()
             self._statistics = found = self.gpu.statistics()
             if not self._is_heard and found.total > self._first.total:
                 self._is_heard = True
                 self._tell_what_is_unheard()
-            if not self.slow_path.others_run() and self.retry.unseen(found.ooms):
+            if not self.callbacks.others_run() and self.retry.unseen(found.ooms):
                 self.retry.did_without()  # otherwise their errors may be on the way
             used, _ = self.gpu.used_and_total()
             now = monotonic()

@@ -18,14 +18,14 @@ from dtrrun.core.graph import TENSOR_SLOT, Overwritten, Signature, Version
 from dtrrun.runtime import formulas, rng, storage
 from dtrrun.runtime.cost_model import CPU as CPU_RATES
 from dtrrun.runtime.cost_model import flops_of, has_formula
-from dtrrun.runtime.dispatch.slow_path import Reasons, SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks, Reasons
 from dtrrun.runtime.dispatch.threads import Threads, joins
 from dtrrun.runtime.dispatch.turns import late, wait_while
 from dtrrun.runtime.guards import without_our_key
 from dtrrun.runtime.operators import Operator
 from dtrrun.runtime.patches.registry import Function, Patches
 
-CLASSES = {one.__name__: one for one in (Reasons, SlowPath)}
+CLASSES = {one.__name__: one for one in (Reasons, Callbacks)}
 """Classes whose slots C++ reads."""
 
 AMPLE = 4
@@ -50,15 +50,15 @@ class Interposer:
     def __init__(
         self,
         native: ModuleType,
-        slow_path: SlowPath,
+        callbacks: Callbacks,
         noticed: Callable[[], None],
         alert: Callable[[str], None],
     ) -> None:
         """noticed, alert: as `Threads` takes them."""
-        self.native, self.slow_path = native, slow_path
+        self.native, self.callbacks = native, callbacks
         self.threads, self._alert = Threads(native, noticed, alert), alert
-        self.ledger, self.recipes = slow_path.ledger, slow_path.dtr.recipes
-        self.prices = slow_path.signatures.modelled  # the cost model says what first calls cost
+        self.ledger, self.recipes = callbacks.ledger, callbacks.dtr.recipes
+        self.prices = callbacks.signatures.modelled  # the cost model says what first calls cost
         self.mask = storage.MASK
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
         self._patches = Patches(lasting=True)  # the compiler runs higher-order operators, too
@@ -113,7 +113,7 @@ class Interposer:
 
     def facts_of(self, func: Any) -> Operator:
         """Return the facts about an operator."""
-        return self.slow_path.operators.get(id(func)) or self.slow_path.learn(func)
+        return self.callbacks.operators.get(id(func)) or self.callbacks.learn(func)
 
     def formula_of(self, func: Any) -> str | None:
         """Return the name of the formula for an operator's allocations; None if it has none."""
@@ -146,11 +146,11 @@ class Interposer:
         predicted: the bytes that it allocates according to a formula, if there is one. more: as in
         `identity_of`. elsewhere: its results are not on the session's device.
         """
-        slow_path, named = self.slow_path, kwargs or NO_KEYWORDS
-        with slow_path.own(is_long=True):
+        callbacks, named = self.callbacks, kwargs or NO_KEYWORDS
+        with callbacks.own(is_long=True):
             operator = self.facts_of(func)
-            key = slow_path.identity_of(operator, template, named, signature.geometries, more)
-            slow_path.signatures.foretell(
+            key = callbacks.identity_of(operator, template, named, signature.geometries, more)
+            callbacks.signatures.foretell(
                 signature, key, func, template, named, nbytes, lambda: predicted, elsewhere=elsewhere
             )
 
@@ -163,7 +163,7 @@ class Interposer:
 
     def capture_all(self, nbytes: int, generators: Sequence[torch.Generator]) -> rng.Captured:
         """Like `capture`, for an operator that may draw from any generator."""
-        return rng.capture_all(self.slow_path.device is not None, generators, nbytes)
+        return rng.capture_all(self.callbacks.device is not None, generators, nbytes)
 
     @staticmethod
     def has_drawn(captured: rng.Captured) -> bool:
@@ -177,7 +177,7 @@ class Interposer:
 
     def given_up(self, reads: Sequence[Version]) -> AbstractContextManager[None]:
         """Return a context in which other threads have their turns. reads: what is read there, and locked."""
-        return self.slow_path.turns.given_up(reads)
+        return self.callbacks.turns.given_up(reads)
 
     def touched(self, version: Version) -> None:
         """Bring back an evicted storage: code that is not an operator touches its memory, and waits."""
@@ -208,14 +208,14 @@ class Interposer:
     def join(self) -> None:
         """Note that this thread, which is not the one that the session began with, is about to use it."""
         joins()
-        if get_ident() != self.slow_path.home_thread:  # perhaps not started by Python: TorchScript's `fork`
-            self.slow_path.met_thread()
+        if get_ident() != self.callbacks.home_thread:  # perhaps not started by Python: TorchScript's `fork`
+            self.callbacks.met_thread()
 
     def begin(self) -> None:
         self.native.open(self, CLASSES, TENSOR_SLOT, self.device_type)
         self.running = True
         storage.use_objects(self.native.storage_of)
-        self.slow_path.signatures.on_forget = self.native.forget
+        self.callbacks.signatures.on_forget = self.native.forget
         self.threads.begin()
         self.native.watch_faults()
 
@@ -230,16 +230,16 @@ class Interposer:
     def share(self, reasons: Reasons) -> None:
         """Several threads use the session from now on: make them take turns."""
         if not self._is_shared:
-            self.leave_fast_path(reasons)  # threads already there do not take turns yet
+            self.lock_operators(reasons)  # threads already there do not take turns yet
             self.native.share()
             self._is_shared = True
             reasons.remove("threads")
 
-    def leave_fast_path(self, reasons: Reasons) -> None:
+    def lock_operators(self, reasons: Reasons) -> None:
         """Make all operators take the lock, and wait until no other thread is in one without."""
         reasons.add("threads")
         if not wait_while(self.native.is_inside):
-            self._alert(late(self.slow_path.home_thread or 0))
+            self._alert(late(self.callbacks.home_thread or 0))
 
     def look(self) -> None:
         """Enter threads whose start was not seen, and reinstall the fault handler."""

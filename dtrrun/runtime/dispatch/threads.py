@@ -5,7 +5,7 @@ have imported them by name, since no public hook can enter a context when a thre
 visited (`visits`). Threads started by PyTorch's autograd engine inherit the interposer.
 
 Most threads of a program never touch a tensor of the session: a data loader's feeder and pinning thread,
-progress bars, log writers. As long as none of them does, the fast path of the training thread takes no lock.
+progress bars, log writers. As long as none of them does, operators of the training thread take no lock.
 So each of the others notifies the session before its first access (`SecondaryThread`).
 """
 

@@ -113,7 +113,7 @@ class Turns:
         reads: versions that the code reads, and that are locked.
         """
         one = (get_ident(), reads)
-        alone = self._native.leave_turn()  # on the fast path, without the lock
+        alone = self._native.leave_turn()  # without the lock
         self._away.append(one)
         self._reasons.add(GIVEN_UP)
         count = self._lock.give_up()

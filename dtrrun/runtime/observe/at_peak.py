@@ -131,7 +131,7 @@ class AtPeak:
 
     def _look(self) -> None:
         """Look at what holds memory. Called by an operator that has just run."""
-        with self._session.slow_path.own(is_long=True):
+        with self._session.callbacks.own(is_long=True):
             self._look_now()
 
     def _look_now(self) -> None:

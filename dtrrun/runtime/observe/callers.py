@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from dtrrun.runtime.compiled.generated import MET
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.patches.registry import Patches
 from dtrrun.runtime.tracebacks import hide
 
@@ -62,13 +62,13 @@ class Call(NamedTuple):
 class Callers:
     """The notes of a session's operators, and the module that the program is in."""
 
-    def __init__(self, slow_path: SlowPath, native: ModuleType) -> None:
-        self.notes = slow_path.calls = native.CallNotes(slow_path.ledger, is_program_code)
+    def __init__(self, callbacks: Callbacks, native: ModuleType) -> None:
+        self.notes = callbacks.calls = native.CallNotes(callbacks.ledger, is_program_code)
         self.inputs: list[weakref.ref[torch.Tensor]] = []
         """What the outermost modules have been called with, since it was cleared last."""
         self.entered = 0
         """The first operator within a module since this was set to 0."""
-        self._ledger = slow_path.ledger
+        self._ledger = callbacks.ledger
         self._patches = Patches()
         self._wanted: dict[str, int] = {}
         self._stack: list[int] = []

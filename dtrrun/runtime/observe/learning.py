@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from dtrrun.core.foresight import WatchedStep
 from dtrrun.core.heuristics import INITIAL, STEADY
 from dtrrun.runtime.costs import costs_from
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.observe.lookahead import KNOWN, Lookahead
 from dtrrun.runtime.observe.recorder import Recorder
 from dtrrun.runtime.observe.remembered import Remembered
@@ -73,7 +73,7 @@ START = (
 
 
 class Session(Protocol):
-    slow_path: SlowPath
+    callbacks: Callbacks
     steps: StepClock
 
     def change_heuristic(self, name: str) -> None: ...
@@ -100,8 +100,8 @@ class Learning:
         self._session, self._remembered, self._folder = session, remembered, folder
         self.follows = follows
         self.changes = 0  # of the rule
-        self._dtr = session.slow_path.dtr
-        self._ledger = session.slow_path.ledger
+        self._dtr = session.callbacks.dtr
+        self._ledger = session.callbacks.ledger
         self._lookahead: Lookahead | None = None
         self._recorder: Recorder | None = None
         self._search: Search | None = None
@@ -137,7 +137,7 @@ class Learning:
             return self._session.change_heuristic(INITIAL)
         # The best rule for a program depends on the measured costs, which differ from run to run.
         self._costs = found["costs"]
-        self._session.slow_path.signatures.expect(costs)
+        self._session.callbacks.signatures.expect(costs)
         self._judged = False
         self._promised = found["overhead"] - 1
 
@@ -203,7 +203,7 @@ class Learning:
     def _flee(self, name: str, step: dict[str, int]) -> None:
         """Change to another rule within a step that recomputes too much."""
         self._changed_in, self._recomputed_before = step["index"], step["rematerialization_ns"]
-        with self._session.slow_path.lock:
+        with self._session.callbacks.lock:
             self._change({"heuristic": name, "steps": []}, "thrashing")
         self._judged, self._former, self._promised = True, None, None
 
@@ -270,7 +270,7 @@ class Learning:
             return
         self._search = Search(Path(folder), self._kinds)
         self._recorder = recorder = Recorder(str(self._search.log), 1, 2 * kinds, "measured", alone=False)
-        recorder.connect(self._session.slow_path)
+        recorder.connect(self._session.callbacks)
         recorder.step_begins()
         if recorder.ended:
             self._logged()
@@ -325,7 +325,7 @@ class Learning:
             self._lookahead = None
         self._session.change_heuristic(str(found["heuristic"]))
         if self._ledger.policy.heuristic.foresight:
-            self._lookahead = Lookahead(self._session.slow_path, steps)
+            self._lookahead = Lookahead(self._session.callbacks, steps)
         self._shares.clear()
         self._skip = 1
         self.rule = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtrrun.core.foresight import Foresight, WatchedStep
 from dtrrun.core.observer import Observer
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 
 TOGETHER = 2
 """Steps recorded in a row: two networks trained alternately have two kinds of steps."""
@@ -18,10 +18,10 @@ KNOWN = 4
 class Lookahead(Observer):
     """Records a step or two once memory runs short, and again when steps no longer match them."""
 
-    def __init__(self, slow_path: SlowPath, steps: Sequence[WatchedStep] = ()) -> None:
+    def __init__(self, callbacks: Callbacks, steps: Sequence[WatchedStep] = ()) -> None:
         """steps: those already known; without any, the first ones are recorded."""
-        self._ledger = slow_path.ledger
-        self._history = slow_path.dtr.history
+        self._ledger = callbacks.ledger
+        self._history = callbacks.dtr.history
         self.foresight = self._ledger.policy.foresight = Foresight(self._ledger, steps)
         self._step: WatchedStep | None = None
         self._before: WatchedStep | None = None  # the step that has just ended, if it was recorded

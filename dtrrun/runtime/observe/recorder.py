@@ -17,7 +17,7 @@ from dtrrun.core.ledger import SMALL_CONSTANTS
 from dtrrun.core.observer import Observer
 from dtrrun.core.operator import Call, Output
 from dtrrun.runtime.costs import identity
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.observe import snapshot
 from dtrrun.runtime.observe.step_log import Facts, StepLog, open_log
 
@@ -55,9 +55,9 @@ class Recorder(Observer):
         self.error: str | None = None
         """Why the log could not be written."""
 
-    def connect(self, slow_path: SlowPath) -> None:
+    def connect(self, callbacks: Callbacks) -> None:
         """Connect to a session."""
-        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
+        self._callbacks, self._dtr, self._ledger = callbacks, callbacks.dtr, callbacks.ledger
 
     def install(self) -> None:
         pass  # it begins with its first step
@@ -182,7 +182,7 @@ class Recorder(Observer):
     def admitted(self, call: Any) -> None:
         versions = call.versions
         for version in versions:
-            self.met(version)  # the fast path also uses versions that `met` has not been called with
+            self.met(version)  # C++ also uses versions that `met` has not been called with
         self._begins()
         written = call.written
         self._pending[id(call)] = Pending(
@@ -258,7 +258,7 @@ class Recorder(Observer):
         }
         flags = {
             "view": call.view,
-            "short": call.view and operator.simple and not self._slow_path.reasons.any,
+            "short": call.view and operator.simple and not self._callbacks.reasons.any,
             "untouching": call.untouching,
             "once": not call.replayable,
             "uninitialised": call.uninitialised,

@@ -23,7 +23,7 @@ from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
 from dtrrun.runtime.access import unseen
 from dtrrun.runtime.dispatch.arguments import flatten_into, outputs_of
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.operators import OWN_NAMESPACES
 from dtrrun.runtime.patches.composites import COMPOSITE, Kernel
@@ -37,10 +37,10 @@ class ForeignComposites:
     """The kernels of one session."""
 
     def __init__(
-        self, slow_path: SlowPath, native: ModuleType, kernels: dict[Any, Kernel], devices: Sequence[str]
+        self, callbacks: Callbacks, native: ModuleType, kernels: dict[Any, Kernel], devices: Sequence[str]
     ) -> None:
         """native: the extension. kernels, devices: as in `Composites`."""
-        self._slow_path, self._native = slow_path, native
+        self._callbacks, self._native = callbacks, native
         self._kernels, self._devices = kernels, devices
         self._libraries: list[Any] = []
         self._unready: list[str] = []
@@ -99,7 +99,7 @@ class ForeignComposites:
 
     def call(self, function: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of an extension that Python calls directly, and watch it in the same way."""
-        if self._slow_path.ledger.budget_bytes is None:  # nothing will be evicted, and nothing recomputed
+        if self._callbacks.ledger.budget_bytes is None:  # nothing will be evicted, and nothing recomputed
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         with unseen():
@@ -108,12 +108,12 @@ class ForeignComposites:
         return self._run(function, lambda: function(*args, **kwargs), ours)
 
     def _is_ours(self, tensor: torch.Tensor) -> bool:
-        return type(tensor) in _PLAIN and tensor.device.type == self._slow_path.ledger.device_type
+        return type(tensor) in _PLAIN and tensor.device.type == self._callbacks.ledger.device_type
 
     def _run(self, function: Any, call: Callable[[], Any], tensors: list[torch.Tensor]) -> Any:
         """Call a function that receives these tensors."""
         places = self._places_written.setdefault(function, set())
-        with Running(self._slow_path, tensors, places_written=places) as running:
+        with Running(self._callbacks, tensors, places_written=places) as running:
             result = call()
             if torch.is_grad_enabled():
                 with unseen():
@@ -143,14 +143,14 @@ class ForeignComposites:
 
     def _around(self, keys: list[int]) -> tuple[Callable[[Any], None], Callable[[Any, Any], None]]:
         """Return hooks for before and after a node of the graph."""
-        slow_path = self._slow_path
+        callbacks = self._callbacks
 
         def before(gradients: Any) -> None:
             if not self._is_on:
                 return
             self._leave_failed()
             with unseen():
-                running = Running(slow_path, outputs_of(list(gradients), []), keys)
+                running = Running(callbacks, outputs_of(list(gradients), []), keys)
                 self._backward.append(running.__enter__())
 
         def after(inputs: Any, outputs: Any) -> None:
@@ -190,7 +190,7 @@ class Running:
 
     def __init__(
         self,
-        slow_path: SlowPath,
+        callbacks: Callbacks,
         tensors: list[torch.Tensor],
         keys: Sequence[int] = (),
         places_written: set[int] | None = None,
@@ -202,8 +202,8 @@ class Running:
         self.thread, self.task = _task()
         self._keys = keys
         self._places_written = set() if places_written is None else places_written
-        self._slow_path, self._tensors = slow_path, tensors
-        self._ledger, self._dtr = slow_path.ledger, slow_path.dtr
+        self._callbacks, self._tensors = callbacks, tensors
+        self._ledger, self._dtr = callbacks.ledger, callbacks.dtr
         self._locks = Locks()
         self._given: dict[int, tuple[Version, int]] = {}
         self._made: dict[int, tuple[Version, int]] = {}
@@ -217,34 +217,34 @@ class Running:
         return [*self._given, *self._made]
 
     def __enter__(self) -> Running:
-        slow_path = self._slow_path
+        callbacks = self._callbacks
         joins()
-        with unseen(), slow_path.lock:
+        with unseen(), callbacks.lock:
             try:
-                given = list(map(slow_path.version_of, self._tensors))
+                given = list(map(callbacks.version_of, self._tensors))
                 for place, version in enumerate(given):
                     if version is not None and place in self._places_written:
                         self._about_to_write(version)
                         given[place] = self._ledger.versions[version.key]
                 others = map(self._ledger.versions.get, self._keys)
                 versions = [one for one in (*given, *others) if one is not None]
-                with slow_path.telling():
+                with callbacks.telling():
                     self._dtr.rematerializer.lock(versions, self._locks)
                 for version in versions:
                     self._given[version.key] = version, self._content(version)
             except BaseException:
                 self._locks()
                 raise
-            slow_path.composites.append(self)
-            slow_path.reasons.add(REASON)
+            callbacks.composites.append(self)
+            callbacks.reasons.add(REASON)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        slow_path = self._slow_path
-        with unseen(), slow_path.lock:
-            slow_path.composites.remove(self)
-            if not slow_path.composites:
-                slow_path.reasons.remove(REASON)
+        callbacks = self._callbacks
+        with unseen(), callbacks.lock:
+            callbacks.composites.remove(self)
+            if not callbacks.composites:
+                callbacks.reasons.remove(REASON)
             try:
                 self._compare()
             finally:
@@ -270,7 +270,7 @@ class Running:
         return made is version and self._content(version) != content
 
     def _about_to_write(self, version: Version) -> None:
-        with self._slow_path.telling(), Locks() as locks:
+        with self._callbacks.telling(), Locks() as locks:
             self._dtr.rematerializer.lock([version], locks)
             self._written(version)
 
@@ -290,7 +290,7 @@ class Running:
         """Keep in memory what an operator has used and made: native code may take its address from now on."""
         versions = self._ledger.versions
         used = [versions[version.key] for version in read if version.key in versions]
-        found = map(self._slow_path.version_of, results)
+        found = map(self._callbacks.version_of, results)
         made = [version for version in found if version is not None]
         keys = {version.key for version in written}
         self._locks.take(version for version in (*used, *made) if version.resident)
@@ -322,7 +322,7 @@ class Running:
             return
         for version, _ in self._made.values():  # perhaps made from the old content, perhaps from the new
             recipes.make_constant(version, WRITTEN)
-        keys = [None if one is None else one.key for one in map(self._slow_path.version_of, self._tensors)]
+        keys = [None if one is None else one.key for one in map(self._callbacks.version_of, self._tensors)]
         for version in changed:
             self._places_written.update(place for place, key in enumerate(keys) if key == version.key)
             if version.operation is None:

@@ -32,7 +32,7 @@ from dtrrun.core.ledger import GATHERED
 from dtrrun.core.locks import Locks
 from dtrrun.runtime import storage as memory
 from dtrrun.runtime.cuda.sums import Sum, Sums
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.guards import aside, below, unseen
 from dtrrun.runtime.imports import after_import
@@ -68,9 +68,9 @@ class Group:
 class Gathered:
     """Patches FSDP while installed, once the program has imported it."""
 
-    def __init__(self, slow_path: SlowPath) -> None:
-        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
-        self._native = slow_path.native
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks, self._dtr, self._ledger = callbacks, callbacks.dtr, callbacks.ledger
+        self._native = callbacks.native
         self._weights: dict[int, Weight] = {}  # by the key of their versions
         self._prune_at = 64
         self._notes = self._sees_data = False
@@ -100,9 +100,9 @@ class Gathered:
             arrives = params._all_gather_result is not None or params not in self._groups
             found = original(params)
             if arrives and params.is_unsharded:
-                with self._slow_path.own(), unseen():
+                with self._callbacks.own(), unseen():
                     joins()
-                    with self._slow_path.lock:
+                    with self._callbacks.lock:
                         self._arrived(params)
             return found
 
@@ -116,7 +116,7 @@ class Gathered:
         for tensor in _tensors_of(params):
             version = self._ledger.version_of(memory.own_storage_of(tensor))
             if version is None:  # it was gathered before the session began
-                version = self._slow_path.version_of(tensor)
+                version = self._callbacks.version_of(tensor)
             if version is None or version.escaped:
                 continue
             weight = self._weight(version)
@@ -152,7 +152,7 @@ class Gathered:
 
     def _keep(self, versions: list[Version], why: str) -> None:
         """Bring versions back, and keep them. Raises the budget error."""
-        with self._slow_path.telling(), Locks() as locks:
+        with self._callbacks.telling(), Locks() as locks:
             self._dtr.rematerializer.lock(versions, locks)
             for version in versions:
                 self._dtr.recipes.pin(version, why)
@@ -232,12 +232,12 @@ class Gathered:
 
     def _resize(self, tensor: torch.Tensor, nbytes: int) -> bool:
         """Resize a tensor's storage, unless it is not that of a gathered weight. Raises the budget error."""
-        with self._slow_path.own(), unseen():
+        with self._callbacks.own(), unseen():
             storage = memory.own_storage_of(tensor)
             if memory.bytes_of(storage) == nbytes:
                 return True
             joins()
-            with self._slow_path.lock:
+            with self._callbacks.lock:
                 self._ledger.collect_dead()
                 version = self._ledger.version_of(storage)
                 weight = self._weight(version) if version is not None else None
@@ -247,7 +247,7 @@ class Gathered:
                     return False
                 more = memory.rounded(nbytes) - (0 if version is None else version.nbytes)
                 if more > 0:
-                    with self._slow_path.telling(), (guard := below()), guard:
+                    with self._callbacks.telling(), (guard := below()), guard:
                         self._dtr.eviction.make_room(more, "gathered weights")
                 elif version is not None and weight is not None and not version.away:
                     self._about_to_leave(version, storage, weight)

@@ -16,7 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 
 from dtrrun.runtime.access import unseen
 from dtrrun.runtime.dispatch import kernels
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.patches.registry import Function, Patches
 
@@ -24,8 +24,8 @@ from dtrrun.runtime.patches.registry import Function, Patches
 class Libraries:
     """Watches `torch.library` while installed."""
 
-    def __init__(self, slow_path: SlowPath) -> None:
-        self._slow_path = slow_path
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks = callbacks
         self._patches = Patches()
         self._forgotten: list[tuple[set[str], Callable[[], None]]] = []
         """Libraries that the program no longer has: the operators of each, and what removes them.
@@ -67,7 +67,7 @@ class Libraries:
             self._about_to_change(names)
             made = original(library, op_name, *args, **kwargs)
             _note(library, op_name, *args, **kwargs)
-            self._slow_path.learn_anew(names)
+            self._callbacks.learn_anew(names)
             return made
 
         return impl
@@ -79,7 +79,7 @@ class Libraries:
             if library.m is not None:
                 self._destroyed[id(library.m)] = library.m
             original(library)
-            self._slow_path.learn_anew(names)
+            self._callbacks.learn_anew(names)
 
         return destroy
 
@@ -119,28 +119,28 @@ class Libraries:
     # -- what has been made ----------------------------------------------------------------------------
 
     def _have_run(self, names: set[str]) -> bool:
-        return any(operator.name in names for operator in [*self._slow_path.operators.values()])
+        return any(operator.name in names for operator in [*self._callbacks.operators.values()])
 
     def _about_to_change(self, names: set[str]) -> None:
         """Bring back what operators with these names have made, and remove forgotten libraries.
 
         Raises the budget error.
         """
-        slow_path = self._slow_path
+        callbacks = self._callbacks
         forgotten, self._forgotten = self._forgotten, []
-        slow_path.readings.clear()
+        callbacks.readings.clear()
         names = names.union(*(removed for removed, _ in forgotten))
         try:
             if self._have_run(names):
                 joins()
-                with unseen(), slow_path.lock, slow_path.telling():
-                    slow_path.dtr.mutation.operators_change(names)
+                with unseen(), callbacks.lock, callbacks.telling():
+                    callbacks.dtr.mutation.operators_change(names)
         except BaseException:
             self._forgotten += forgotten
             raise
         for removed, remove in forgotten:
             remove()
-            slow_path.learn_anew(removed)
+            callbacks.learn_anew(removed)
 
 
 def _note(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **_: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dtrrun.core.graph import Version
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.patches.registry import Function, Patches
 
 MAKE = ("__init__", "_rebuild_buckets")
@@ -22,8 +22,8 @@ MAKE = ("__init__", "_rebuild_buckets")
 class Reducers:
     """Patches the reducer while installed."""
 
-    def __init__(self, slow_path: SlowPath) -> None:
-        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks, self._dtr, self._ledger = callbacks, callbacks.dtr, callbacks.ledger
         self._patches = Patches()
 
     def install(self) -> None:
@@ -51,7 +51,7 @@ class Reducers:
         before: the versions at that time, kept so that no new one gets the id of an old one.
         """
         known = set(map(id, before))
-        with self._slow_path.lock, self._slow_path.telling():
+        with self._callbacks.lock, self._callbacks.telling():
             self._ledger.collect_dead()
             made = [one for one in self._ledger.versions.values() if id(one) not in known]
             self._dtr.mutation.escape_together(made, "handed out")

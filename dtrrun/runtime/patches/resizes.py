@@ -13,7 +13,7 @@ import torch
 from dtrrun.core.graph import Version
 from dtrrun.core.locks import Locks
 from dtrrun.runtime import storage as memory
-from dtrrun.runtime.dispatch.slow_path import SlowPath
+from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.dispatch.threads import joins
 from dtrrun.runtime.guards import below, unseen
 from dtrrun.runtime.patches.registry import Function, Patches
@@ -23,8 +23,8 @@ from dtrrun.runtime.storage import rounded
 class Resizes:
     """Patches `resize_` of storages while installed."""
 
-    def __init__(self, slow_path: SlowPath) -> None:
-        self._slow_path, self._dtr, self._ledger = slow_path, slow_path.dtr, slow_path.ledger
+    def __init__(self, callbacks: Callbacks) -> None:
+        self._callbacks, self._dtr, self._ledger = callbacks, callbacks.dtr, callbacks.ledger
         self._patches = Patches()
 
     def install(self) -> None:
@@ -34,7 +34,7 @@ class Resizes:
         self._patches.undo()
 
     def _resizing(self, original: Function) -> Function:
-        lock, ledger = self._slow_path.lock, self._ledger
+        lock, ledger = self._callbacks.lock, self._ledger
 
         def resize_(storage: Any, size: int) -> Any:
             joins()
@@ -55,7 +55,7 @@ class Resizes:
 
     def _taken_over(self, version: Version) -> Version:
         """Bring it back, and leave it to the program. Returns its new version."""
-        with self._slow_path.telling():
+        with self._callbacks.telling():
             with Locks() as locks:
                 self._dtr.rematerializer.lock([version], locks)
             self._dtr.mutation.written_outside(version, "resized by the program", escapes=True)
@@ -64,5 +64,5 @@ class Resizes:
     def _make_room(self, nbytes: int) -> None:
         if nbytes <= 0:
             return
-        with self._slow_path.telling(), (guard := below()), guard:
+        with self._callbacks.telling(), (guard := below()), guard:
             self._dtr.eviction.make_room(nbytes, "UntypedStorage.resize_")

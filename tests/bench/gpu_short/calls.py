@@ -21,7 +21,7 @@ FLUSHED_GB = (0.2, 0.8, 2.0, 6.0)
 SNAPSHOT_BLOCKS = (300, 3000)
 FINGERPRINT_MB = (4, 256)
 HOST_US = (0, 30, 70, 120)
-"""The host's time between two records of an event: on the fast path and on the slow path of dtrrun."""
+"""The host's time between two records of an event: with no reason for care, and with one."""
 
 
 def say(what: str, found: str) -> None:

@@ -82,7 +82,7 @@ def compared(name: str, step: Any, kernels: dict[str, list[float]]) -> list[list
         for _ in range(6):
             step()
             torch.cuda.synchronize()
-        signatures = session.slow_path.signatures.all()
+        signatures = session.callbacks.signatures.all()
         rows = [
             [found.operator.name, repr(found.geometries), found.cost, found.timed, found.output_bytes]
             for found in signatures

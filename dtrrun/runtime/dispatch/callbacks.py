@@ -79,7 +79,7 @@ class Reasons:
         self.any = bool(self.all)
 
 
-class SlowPath:
+class Callbacks:
     """Answers C++, for one session."""
 
     __slots__ = ("__dict__", "home_thread", "next_tick", "waiting")  # C++ reads these
@@ -121,9 +121,8 @@ class SlowPath:
         self.waited_ns = 0  # in `Own`, for a processor
         self.waiting = 0  # threads waiting for another thread's operator to end
         self.shared = False  # several threads have run operators
-        self.home_thread: int | None = (
-            None  # the thread that may use the fast path: the main one, or the first one seen
-        )
+        self.home_thread: int | None = None
+        """The thread that takes no lock while there is no other: the main one, or the first one seen."""
         self.capturing = False  # a CUDA graph: no eviction, no replay
         self.calls: Any = None
         """The notes of `--where` and `--peak` (`CallNotes`). Set them before the session begins."""
@@ -410,27 +409,27 @@ class SlowPath:
 class Own:
     """A context for work that is neither an operator nor done for one, but costs the program time."""
 
-    __slots__ = ("_accounted", "_entered", "_is_long", "_slow_path")
+    __slots__ = ("_accounted", "_callbacks", "_entered", "_is_long")
 
-    def __init__(self, slow_path: SlowPath, is_long: bool) -> None:
-        self._slow_path, self._is_long = slow_path, is_long
+    def __init__(self, callbacks: Callbacks, is_long: bool) -> None:
+        self._callbacks, self._is_long = callbacks, is_long
 
     def __enter__(self) -> None:
         if self._is_long:
             without_waits(0)
-        self._accounted = self._slow_path.accounted_ns()
+        self._accounted = self._callbacks.accounted_ns()
         self._entered = now_ns()
 
     def __exit__(self, *_: object) -> None:
-        slow_path = self._slow_path
-        took = now_ns() - self._entered - (slow_path.accounted_ns() - self._accounted)
+        callbacks = self._callbacks
+        took = now_ns() - self._entered - (callbacks.accounted_ns() - self._accounted)
         if took >= BRIEF_NS:
             ran = without_waits(took)
-            slow_path.waited_ns += took - ran
+            callbacks.waited_ns += took - ran
             took = ran
         brief = min(took, BRIEF_NS)
-        slow_path.brief_ns += brief
-        slow_path.long_ns += took - brief
+        callbacks.brief_ns += brief
+        callbacks.long_ns += took - brief
 
 
 def namespace_of(operator: Operator) -> str:

@@ -1,4 +1,4 @@
-// One call on the fast path (`Interposer::fast`), as it passes through `describe.h`, `admission.h`, `record.h` and `run_kernel.h`:
+// One call of an operator (`Interposer::in_full`), as it passes through `describe.h`, `admission.h`, `record.h` and `run_kernel.h`:
 // what the core needs from it (`core/operator.h`), and what these files find out.
 #pragma once
 
@@ -56,8 +56,8 @@ struct Unusual {
   bool drawn = false;                        // it has drawn random numbers, as other threads may have
 };
 
-struct FastCall final : Call {
-  FastCall(OperatorInfo& info, Arrival& arrival, Turn& turn, const TensorVersions& tensor_versions, const Device& device)
+struct OperatorCall final : Call {
+  OperatorCall(OperatorInfo& info, Arrival& arrival, Turn& turn, const TensorVersions& tensor_versions, const Device& device)
       : info(info), arrival(arrival), turn(turn), tensor_versions(tensor_versions), device(device) {
     id = reinterpret_cast<int64_t>(this);
     replayable = info.replayable;
@@ -69,10 +69,10 @@ struct FastCall final : Call {
     uninitialised = info.uninitialised;
     shrinks = info.shrinks;
   }
-  ~FastCall() {
+  ~OperatorCall() {
     for (Version* one : versions) let_go(one);
   }
-  FastCall(const FastCall&) = delete;
+  OperatorCall(const OperatorCall&) = delete;
 
   // -- for the core --
 
@@ -125,7 +125,7 @@ struct FastCall final : Call {
   inline void finished();
   inline std::unique_ptr<Anchors> about_to_shrink();
 
-  // -- what the fast path finds out --
+  // -- what is found out --
 
   OperatorInfo& info;
   Arrival& arrival;
@@ -236,6 +236,6 @@ struct FastCall final : Call {
     return found;
   }
 };
-static_assert(IsCall<FastCall>);
+static_assert(IsCall<OperatorCall>);
 
 }  // namespace dtrrun
