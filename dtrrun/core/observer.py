@@ -1,7 +1,6 @@
 """Observers of a run: the log of a step, a trace, `--where`, heuristics with foresight.
 
-Without observers nothing is reported, at no cost. C++ reports what it does itself, as Python does on the slow
-path: decisions, operators and the deaths of storages.
+C++ reports decisions, operators and the deaths of storages. Without observers, that costs nothing.
 """
 
 from __future__ import annotations

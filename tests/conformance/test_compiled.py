@@ -153,10 +153,11 @@ def test_storages_for_shapes_take_no_memory():
         torch._enable_functionalization(reapply_views=True)
         made = torch._to_functional_tensor(x) + 1  # holds the result, and a storage beside it
         torch._disable_functionalization()
-        before = session.report()["resident_bytes"]
+        before, calls = session.report()["resident_bytes"], session.interposer.native_calls
         with FakeTensorMode():
-            made = made, made.untyped_storage(), torch.empty(1024).untyped_storage()
+            made = made, made.untyped_storage(), (torch.empty(1024) * 2).untyped_storage()
         assert session.report()["resident_bytes"] == before
+        assert session.interposer.native_calls == calls
 
 
 def change(x):

@@ -109,15 +109,17 @@ def while_under_way(barrier, work, during):
 def test_room_that_another_has_been_promised_is_none(meet):
     barrier, operator = meet
     with dtrrun.budget(4 * UNIT + UNIT // 2) as session:
-        one, results = torch.ones(1), []
+        one, results, ledger, taken = torch.ones(1), [], session.ledger, []
         assert in_threads(1, lambda _: one + 1) == []
         kept = [torch.full((UNIT // 4,), place + 1.0) for place in range(3)]
         before = dict(session.interposer.python_calls)
-        while_under_way(
-            barrier,
-            lambda: results.append(operator(one)),
-            lambda: kept.append(torch.full((UNIT // 4,), 4.0)),
-        )
+
+        def during():
+            kept.append(torch.full((UNIT // 4,), 4.0))
+            taken.append(ledger.resident_bytes + ledger.reserved_bytes)
+
+        while_under_way(barrier, lambda: results.append(operator(one)), during)
+        assert 4 * UNIT < taken[0] <= 4 * UNIT + UNIT // 2
         assert session.interposer.python_calls.get("aten.full") == before.get("aten.full")
         assert session.report()["peak_bytes"] <= 4 * UNIT + UNIT // 2
         assert session.report()["evictions"] == 1

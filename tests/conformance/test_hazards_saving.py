@@ -114,6 +114,12 @@ def test_memory_that_was_loaded_cannot_be_given_back():
         return before, x, y, x + y
 
     check_stress(program)
+    with dtrrun.budget(None) as session:
+        (x,) = loaded([torch.arange(64.0)])
+        x.zero_()
+        version = session.callbacks.version_of(x)
+        assert version.pin == "loaded or copied"
+        assert not session.dtr.eviction.evict_if_possible(version)
 
 
 def test_what_a_reader_was_handed_stays_where_it_is():

@@ -10,6 +10,7 @@ from programs import assert_same, bits, chain, in_memory, outcome, plain
 from torch import nn
 
 import dtrrun
+from dtrrun.core.observer import Observer
 from dtrrun.runtime.dispatch import callbacks, turns
 
 lock = threading.RLock()
@@ -181,9 +182,15 @@ def test_a_replay_waits_for_a_thread_that_is_the_first_to_join():
         assert not in_memory(kept[0])
         session.set_budget(1 << 20)
         sessions.append(session)
+        held = []
+        looks = Observer()
+        looks.finished = lambda call, outputs: held.append(session._lock._is_owned())
+        session.ledger.observers.append(looks)
         try:
             assert bits([kept[-1] + 0]) == bits([kept[-1]])
             assert session.interposer._is_shared
+            assert held
+            assert all(held), "this thread has come back without the lock"
             assert bits(kept) == expected
             assert not session._lock._is_owned()
         finally:

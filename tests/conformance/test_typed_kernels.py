@@ -1,6 +1,7 @@
 """Operators that arrive with their callers' arguments, through kernels of their own type."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,19 @@ def test_a_kernel_for_each_type_computes_the_same_bits(careful, verify):
     found, report = run_inside(program, 1, careful=careful, verify=verify, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert report["evictions"] > 100
+
+
+def test_a_kernel_that_the_program_has_replaced_returns_its_results():
+    """It is called with its arguments as values, and so it returns."""
+
+    def program():
+        return [call("relu"), call("max_dim")]
+
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that there was a kernel
+        library.impl("relu", lambda x: x.clamp(min=0) + 1, "CPU")
+        library.impl("max.dim", lambda x, dim, keep=False: (x.sum(dim, keep), x.argmin(dim, keep)), "CPU")
+        expected = plain(program)
+        found, _ = run_inside(program, 1, over_budget="evict")
+    assert_same(expected, found, "under stress")
+    assert expected != plain(program)

@@ -59,7 +59,7 @@ CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
 class Reasons:
     """Why operators are handled with care: other threads, or code of libraries, may do something in between.
 
-    With a reason, each operator takes a lock, and the longest way, on which it asks `before_operator`.
+    With a reason, each operator takes a lock, and asks `before_operator`, `before_finish` and `after_finish`.
     """
 
     __slots__ = ("_end_counting", "all", "any")
