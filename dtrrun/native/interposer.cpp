@@ -201,6 +201,10 @@ PyObject* count_only(PyObject*, PyObject* share) {
   });
 }
 
+PyObject* stay(PyObject*, PyObject* tensors) {
+  return guarded([&] { return PyBool_FromLong(interposer && interposer->stay(tensors)); });
+}
+
 PyObject* counters(PyObject*, PyObject*) {
   if (!interposer) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
   interposer->add_counted();
@@ -378,6 +382,8 @@ PyMethodDef session_functions[] = {
     {"count_only", count_only, METH_O,
      "count_only(share): between two steps: only count operators from now on, if memory is ample: tensors take at most one in so\n"
      "many bytes of the limit."},
+    {"stay", stay, METH_O,
+     "stay(tensors): return whether the tensors in a list stay in memory without a lock, because operators are only counted."},
     {"counters", counters, METH_NOARGS,
      "Return ns: in operators, of bookkeeping, and what was sampled (`Stopwatch`): in operators, our own, cold."},
     {"python_calls", calls<&OperatorInfo::python_calls>, METH_NOARGS,

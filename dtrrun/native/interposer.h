@@ -192,6 +192,14 @@ class Interposer final : public Turns {
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
 
+  // Returns true if these tensors stay in memory without a lock: operators are only counted, and nothing may be evicted.
+  bool stay(PyObject* tensors) const {
+    if (!ledger.counting() || ledger.tier) return false;
+    for (PyObject* one : Items(tensors))
+      if (!dtrrun::is_known(tensor_of(one), own_, device)) return false;
+    return true;
+  }
+
   // `Access.pin`, for a gradient that is resident. Returns false if it must be handled in Python.
   bool pin_gradient(const at::Tensor& gradient) {
     if (ledger.counting() && dtrrun::is_known(gradient, own_, device)) return true;  // nothing is evicted

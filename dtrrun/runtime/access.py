@@ -32,6 +32,10 @@ def _unnoticed() -> Iterator[None]:
         yield
 
 
+def _nothing() -> None:
+    """What ends an access for which nothing has been done."""
+
+
 Reach = Callable[[torch.Tensor, bool, bool], Callable[[], None]]
 """reach(tensor, writes, escapes) makes the memory safe to access. Returns a function that ends the access.
 
@@ -78,6 +82,8 @@ class Access:
 
     def lock(self, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """Keep storages in memory until the returned function is called. Raises BudgetError."""
+        if self._callbacks.native.stay(tensors):
+            return _nothing
         with self._callbacks.own(), _unnoticed():
             self._join(tensors)
             with self._callbacks.lock:

@@ -206,7 +206,7 @@ class Session:
         backends = sorted({"CPU", self.device.type.upper()})
         composites = ForeignComposites(self.callbacks, self._native, kernels, backends)
         self._parts: list[Any] = [
-            Escapes(self._access, own),
+            Escapes(self._access),
             Exports(self._access.reach, self._native),
             Composites(self._access.reach, kernels, backends),
             composites,
@@ -215,7 +215,7 @@ class Session:
             Resizes(self.callbacks),
             Gathered(self.callbacks),
             self._gradients,
-            Functions(self._access.lock, own),
+            Functions(self._access.lock),
             Backwards(self._no_optimizer, self._access.pin, self._met_leaf, self._backward_ended, own),
             Reducers(self.callbacks),
             Scripts(),

@@ -142,6 +142,31 @@ def evicted_at_every_moment(make):
         return bits(made)
 
 
+def test_what_native_code_reads_stays_when_counting_ends_meanwhile():
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            assert session.ledger.counting
+            assert not any(session.ledger.version_of(one.untyped_storage()).locks for one in tensors)
+            session.set_budget(1)
+            _ = torch.ones(5) + 1
+            assert not session.ledger.counting
+            versions = [session.ledger.version_of(one.untyped_storage()) for one in tensors]
+            assert all(one is None or one.resident for one in versions)
+            return tensors[0] + tensors[1]
+
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with dtrrun.budget(None, over_budget="evict") as session:
+        with_recipe = torch.ones(1000) * 2
+        for _ in range(4):
+            (weight * 2).sum().backward()
+            optimizer.step()
+        torch.ones(1000) * 2
+        known = torch.ones(1000) + 2
+        assert Reads.apply(with_recipe, known).sum() == 5000
+
+
 def test_recipes_do_not_outlive_changes_that_are_only_counted():
     def make():
         x = torch.ones(8, 8)

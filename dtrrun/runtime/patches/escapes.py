@@ -9,7 +9,7 @@ nothing. Needed as long as PyTorch has no hook for reads of a storage's memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -77,13 +77,10 @@ _PYTHON = torch._C.DispatchKey.Python
 
 
 class Escapes:
-    """The patches of one session.
+    """The patches of one session."""
 
-    `own` returns a context for what is our own work.
-    """
-
-    def __init__(self, access: Access, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._access, self._reach, self._own = access, access.reach, own
+    def __init__(self, access: Access) -> None:
+        self._access, self._reach = access, access.reach
         self._patches = Patches()
 
     def install(self) -> None:
@@ -133,17 +130,15 @@ class Escapes:
                         return original(*args, **kwargs)
                 ends = []
                 try:
-                    with self._own():
-                        handed = writes and not (exposes and is_read(caller()))
-                        for arg in (*args, *kwargs.values()):
-                            if isinstance(arg, torch.Tensor):
-                                ends.append(self._reach(arg, handed, exposes))
+                    handed = writes and not (exposes and is_read(caller()))
+                    for arg in (*args, *kwargs.values()):
+                        if isinstance(arg, torch.Tensor):
+                            ends.append(self._reach(arg, handed, exposes))
                     with around():
                         return original(*args, **kwargs)
                 finally:  # nothing stays locked, whatever raises
-                    with self._own():
-                        for end in ends:
-                            end()
+                    for end in ends:
+                        end()
 
             return patched
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,26 +29,23 @@ Locker = Callable[[list[torch.Tensor]], Callable[[], None]]
 class Functions:
     """Patches custom functions while installed."""
 
-    def __init__(self, lock: Locker, own: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """own: returns a context for what is our own work."""
-        self._lock, self._own = lock, own
+    def __init__(self, lock: Locker) -> None:
+        self._lock = lock
         self._frames = threading.local()
         self._patches = Patches()
 
     def install(self) -> None:
-        lock, frames, ours = self._lock, self._frames, self._own
+        lock, frames = self._lock, self._frames
 
         def forward(original: Function) -> Function:
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 if cls.__module__.startswith(_COMPILED):
                     return original(cls, *args, **kwargs)
-                with ours():
-                    unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
+                unlock = lock([arg for arg in args if isinstance(arg, torch.Tensor)])
                 try:
                     return original(cls, *args, **kwargs)
                 finally:
-                    with ours():
-                        unlock()
+                    unlock()
 
             return apply
 
@@ -57,18 +53,16 @@ class Functions:
             def apply(node: Any, *args: Any) -> Any:
                 outer = getattr(frames, "unlocks", None)
                 own: list[Callable[[], None]] | None = None
-                with ours():
-                    if not type(node)._forward_cls.__module__.startswith(_COMPILED):
-                        gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
-                        own = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
-                    frames.unlocks = own
+                if not type(node)._forward_cls.__module__.startswith(_COMPILED):
+                    gradients = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+                    own = [lock([one for one in gradients if isinstance(one, torch.Tensor)])]
+                frames.unlocks = own
                 try:
                     return original(node, *args)
                 finally:
-                    with ours():
-                        frames.unlocks = outer
-                        for unlock in own or ():
-                            unlock()
+                    frames.unlocks = outer
+                    for unlock in own or ():
+                        unlock()
 
             return apply
 
@@ -77,8 +71,7 @@ class Functions:
                 tensors = original(node)
                 unlocks = getattr(frames, "unlocks", None)
                 if unlocks is not None:
-                    with ours():
-                        unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
+                    unlocks.append(lock([tensor for tensor in tensors if tensor is not None]))
                 return tensors
 
             return saved_tensors
