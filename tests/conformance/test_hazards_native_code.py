@@ -187,6 +187,20 @@ def test_an_operator_keeps_its_argument(operators):
     check(program)
 
 
+@pytest.mark.parametrize("met", [False, True])
+def test_an_operator_reads_what_it_has_kept_since_before_the_session(operators, met):
+    table = torch.full((64, 32), 2.0)
+    operators.keep(table)
+    with dtrrun.budget(1, over_budget="evict"):
+        if met:
+            chain(table)
+        kept = chain(operators.times_kept(torch.randn(64, 32).sin()))
+        expected = bits(kept)
+        table.mul_(3)
+        assert bits(kept) == expected
+    operators.forget()
+
+
 @torch.library.custom_op("dtrrun_plain_custom::shifted", mutates_args=())
 def shifted(x: torch.Tensor) -> torch.Tensor:
     made = torch.zeros_like(x)

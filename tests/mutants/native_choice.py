@@ -65,7 +65,7 @@ native(
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("scores are not computed anew when a neighbour comes back",
      "«pool_.make_due(member->watchers);» pool_.make_due(member->watchers_below);", "",
-     "decisions/decisions::a_block_of_the_sample[7]"),
+     "unit/policy::the_choices_are_the_model_s[e_star]"),
     ("costs are not computed anew when an ancestor comes back",
      "«forget_above(member->watchers_below);»", "", "decisions/decisions::a_block_of_the_sample[7]"),
 )
@@ -78,7 +78,8 @@ native(
     ("what has come back still costs", "«root->total -= element->cost;»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
     ("watchers of a component are forgotten when it is united",
-     "«a->watchers_of_all.take(b->watchers_of_all);»", "", "unit/policy::so_they_are_in_long_runs[h_dtr_eq]"),
+     "«a->watchers_of_all.take(b->watchers_of_all);»", "",
+     "unit/policy::who_watches_a_component_watches_what_it_becomes_a_part_of[heap]"),
     ("what was released stays out of components for ever",
      "if («element->above > DORMANT») evicted(node);", "false",
      "unit/policy::long_chains_of_released_storages_are_joined"),

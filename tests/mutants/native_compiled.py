@@ -27,7 +27,7 @@ native(
      STATISTICS),
     ("only one of the tensors over an updated constant is a copy",
      "return «value.toTensor().is_alias_of(one.constant)»; }; auto found",
-     "value.toTensor().is_same(one.constant)", TRAINING),
+     "value.toTensor().is_same(one.constant)", ""),
 )
 native(
     "guards of compiled graphs", "dynamo_guards.h",
@@ -38,7 +38,7 @@ native(
 native(
     "shapes without memory", "interposer.h",
     ("a number makes a FakeTensor's operator the session's",
-     "return tensor.defined() && !«tensor.unsafeGetTensorImpl()->is_wrapped_number()»; };", "false", GUARDS),
+     "return tensor.defined() && !«tensor.unsafeGetTensorImpl()->is_wrapped_number()»; };", "false", ""),
 )
 native(
     "shapes without memory", "placeholders.h",

@@ -259,9 +259,9 @@ native(
     "kernels of libraries", "bodies.h",
     ("what a kernel reads beside its arguments is not told",
      "«reads_unseen_ = true;» if (!writes && told_", "",
-     "hazards_native_code::a_custom_operator_writes_to_a_buffer_beside_its_arguments"),
+     "hazards_native_code::an_operator_reads_what_it_has_kept_since_before_the_session[True]"),
     ("what a kernel reads from before the session is not told", "if («!is_new && !writes») unmet_", "false",
-     "hazards_native_code::a_custom_operator_reads_a_small_table_from_before_the_session"),
+     "hazards_native_code::an_operator_reads_what_it_has_kept_since_before_the_session[False]"),
     ("what a kernel keeps is not noticed",
      "if («tensor.use_count() > before(tensors_, impl) + before(returned, impl)») return "
      "found.push_back(tensor);", "false", "hazards_native_code::an_operator_keeps_its_argument"),

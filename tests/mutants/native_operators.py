@@ -24,7 +24,7 @@ native(
     "making ready", "admission.h",
     ("the program is refused memory that garbage takes",
      "if («!found_garbage(began)») refuse", "true",
-     "garbage::memory_that_is_refused_while_inputs_are_brought_back_is_garbage_s"),
+     "garbage::a_refusal_soon_after_a_collection_that_freed_nothing_is_preceded_by_another"),
     ("nobody waits for others' room",
      "if («call.reserves && others_end()») return std::nullopt;", "false",
      "hazards_room::who_finds_no_room_waits_for_the_others"),
@@ -39,14 +39,14 @@ native(
     ("operators that are over are looked at", "«call->by = nullptr;» Py_CLEAR(call->versions);", "",
      "observers::nothing_is_told_of_an_operator_that_is_over"),
     ("what operators write to is not told", "return «info->writes_to(place)»; });", "false",
-     "predictions::what_runs_without_care_is_logged_as_with_it[in_place_and_dropout]"),
+     "predictions::a_step_alone_is_predicted_as_if_the_budget_began_with_it[in_place_and_dropout]"),
     ("where tensors are in their storages is not told",
      "return «info->handler == HandlerKind::PLAIN ? info->makes_tensors "
      ": info->handler != HandlerKind::LISTS»;",
      "true",
      "predictions::what_runs_without_care_is_logged_as_with_it[operators_of_many_kinds]"),
     ("running statistics are not told", "return «trains» && std::find", "false",
-     "predictions::what_runs_without_care_is_logged_as_with_it[in_place_and_dropout]"),
+     "predictions::what_leaves_for_the_host_is_predicted[in_place_and_dropout]"),
 )
 native(
     "deaths", "core/ledger.h",
@@ -117,9 +117,9 @@ native(
      "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
     ("what is handled in Python returns nothing new",
      "result_.emplace(«unboxed(std::move(results), static_cast<Result*>(nullptr))»);", "Result()",
-     "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
+     "typed_kernels::a_kernel_that_the_program_has_replaced_returns_its_results"),
     ("the second result comes first", "size_t place = «0»;", "1",
-     "typed_kernels::a_kernel_for_each_type_computes_the_same_bits"),
+     "typed_kernels::a_kernel_that_the_program_has_replaced_returns_its_results"),
 )
 native(
     "operators", "operator_call.h",
@@ -134,7 +134,7 @@ native(
     ("what is read twice is locked twice", "if («is_new(version)») add_read", "true",
      "interposer::what_is_overwritten_stays_out_of_python"),
     ("uninitialised memory has a recipe", "replayable = «info.replayable»;", "true",
-     "native_first_calls::once_a_family_is_known_first_calls_are_native[normalised]"),
+     "hazards_mutation::uninitialised_memory_becomes_replayable_when_it_is_overwritten"),
 )
 native(
     "operators", "describe.h",

@@ -15,7 +15,7 @@ native(
     ("plans run backwards",
      "return «std::pair(a.age, a.mutations) > std::pair(b.age, b.mutations)»;",
      "std::pair(a.age, a.mutations) < std::pair(b.age, b.mutations)",
-     "faults_budget::a_first_budget_after_counting_only"),
+     "decisions/decisions::a_block_of_the_sample[7]"),
     ("what a plan needs is not locked", "«source->locks++;» plan.find(maker)->locked.emplace_back", "",
      "interposer::what_was_computed_from_a_constant_is_rescued_before_a_part_of_it_changes"),
     ("what a plan has locked stays locked",
@@ -158,7 +158,7 @@ native(
 native(
     "replays", "silence.h",
     ("Python warns in replays", "Silent() : filters_(filters()) { «depth++;»", "depth += 0;",
-     "hazards_warnings::a_replay_of_a_kernel_that_the_program_has_replaced_is_silent"),
+     "hazards_warnings::a_replay_is_silent[Python-always]"),
 )
 native(
     "replays", "kernel_settings.h",

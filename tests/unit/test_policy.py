@@ -89,6 +89,28 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 make = Nodes().make
 
 
+def test_who_watches_a_component_watches_what_it_becomes_a_part_of(policy: Policy) -> None:
+    """Its dearest member comes back after it has been united with a component of more members."""
+    dear = make(0, 8, 1000)
+    near = make(1, 8, 10, 0, [dear])
+    chain = [make(2, 8, 1)]
+    for name in (3, 4, 5, 6):
+        chain.append(make(name, 8, 1, 0, chain[-1:]))
+    both, reader = make(7, 8, 1, 0, [near, chain[-1]]), make(8, 8, 1, 0, [near])
+    other, another = make(9, 8, 100), make(10, 8, 120)
+    for node in (dear, near, *chain, both, reader, other, another):
+        policy.insert(node)
+    for node in (dear, near, *chain):
+        node.resident = False
+        policy.evicted(node)
+    assert policy.select(100, anything) is other
+    both.resident = False
+    policy.evicted(both)
+    dear.resident = True
+    policy.rematerialized(dear)
+    assert policy.select(100, anything) is reader
+
+
 def test_an_empty_pool(policy: Policy) -> None:
     assert policy.select(0, anything) is None
     assert len(policy) == 0
