@@ -7,6 +7,15 @@ from torch.nn import functional
 
 from tests.programs.language import PLACES, World, fit, matrix, step
 
+MOST = 1 << 14  # elements: what `gram` makes of more would take gigabytes, after several of them
+
+
+def gram(x: torch.Tensor) -> torch.Tensor:
+    if x.numel() > MOST:
+        x = x.reshape(-1)[:MOST]
+    return matrix(x) @ matrix(x).t()
+
+
 UNARY = {
     "sin": torch.sin,
     "tanh": torch.tanh,
@@ -32,7 +41,7 @@ UNARY = {
     "rand_like": torch.rand_like,
     "triu": lambda x: matrix(x).triu(),
     "outer": lambda x: torch.outer(x.reshape(-1)[:12], x.reshape(-1)[:12]),
-    "gram": lambda x: matrix(x) @ matrix(x).t(),
+    "gram": gram,
     "repeat": lambda x: x.reshape(-1)[:40].repeat(3),
     "pad": lambda x: functional.pad(matrix(x), (1, 1)),
     "fft": lambda x: torch.fft.fft(x.reshape(-1).float()),
