@@ -59,7 +59,6 @@ class Garbage:
         self._ledger, self._collect = ledger, collect
         self._modelled = modelled
         ledger.collection_due_ns = NEVER if collect is None or modelled else FIRST_NS
-        self.collections = 0
         self._fruitless = 0  # collections since the last one that was not fruitless
         self._took_ns = 0
         self._ended_ns = 0  # when the last one ended
@@ -144,7 +143,6 @@ class Garbage:
             self._ledger.collection_due_ns = self._ledger.recomputed_ns + max(
                 FIRST_NS, PATIENCE * self._took_ns << self._fruitless
             )
-        self.collections += 1
         return freed, dropped
 
     def _freed_by(self, *generation: int) -> tuple[int, int]:

@@ -51,10 +51,8 @@ class Sampler:
         self._folder, self._budget, self._stops, self._tell = folder, budget, on_violation == "stop", tell
         self._alert = alert
         self._nvml: Any = None
-        try:
+        with suppress(NvmlUnavailable):
             self._nvml = start(nvml)
-        except NvmlUnavailable as error:
-            self._why = str(error)
         self._ladder = ladder(self._nvml)
         self._tallies: dict[int, Tally] = {}
         self._said: set[str] = set()

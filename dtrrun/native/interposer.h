@@ -32,7 +32,8 @@ class Interposer final : public Turns {
       : device(device, attribute(python, "model"), attribute(attribute(python, "callbacks").get(), "device").get() != Py_None),
         python_(Ref::copy(python)), callbacks_(attribute(python, "callbacks")),
         ledger_(attribute(callbacks_.get(), "ledger")), call_observer_(callbacks_.get()),
-        reasons_(attribute(callbacks_.get(), "reasons")),
+        reasons_(attribute(callbacks_.get(), "reasons")), composites_(attribute(callbacks_.get(), "composites")),
+        away_(attribute(attribute(callbacks_.get(), "turns").get(), "away")),
         kernels_(attribute(callbacks_.get(), "kernels")),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), recent(versions_), core_(versions_.core),
         ledger(core_.ledger), operators_(python), lock_(callbacks_.get()), replays_(python, operators_, this->device),
@@ -621,6 +622,7 @@ class Interposer final : public Turns {
       if (PyList_Append(all.get(), as_object(one).get()) < 0) raise();
     return all;
   }
+  static bool is_any(const Ref& list) { return PyList_GET_SIZE(list.get()) != 0; }
   static Ref versions_of(const OperatorCall& call) { return as_objects({call.versions.begin(), call.versions.end()}); }
   static Ref written_by(const OperatorCall& call) {
     std::vector<Version*> all;
@@ -642,6 +644,8 @@ class Interposer final : public Turns {
   }
   // Returns true if versions of a call's tensors have changed. Waits for other threads that use what it will write to.
   bool have_changed(const OperatorCall& call) {
+    bool changes = !call.written.empty() || !call.statistics.empty();
+    if (!is_any(composites_) && !(changes && is_any(away_))) return false;
     Untraced untraced;
     WithoutFunctionModes plain;
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
@@ -663,20 +667,21 @@ class Interposer final : public Turns {
   void finish(OperatorCall& call, bool careful, bool is_beside) {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     Recording::Outputs outputs;
+    bool told = careful && is_any(composites_);
     try {
-      Ref versions = careful || is_beside ? versions_of(call) : Ref(), written = careful ? written_by(call) : Ref();
-      if (careful) checked(PyObject_CallMethod(callbacks_.get(), "before_finish", "O", written.get()));
+      Ref versions = told || is_beside ? versions_of(call) : Ref(), written = told ? written_by(call) : Ref();
+      if (told) checked(PyObject_CallMethod(callbacks_.get(), "before_finish", "O", written.get()));
       bool plain = recording_.outputs_of(call, outputs);
       if (call.info.collective)  // it may go on reading and writing when it has returned
         for (Version* one : call.versions) one->fixed = true;
       core_.operators.finish(call, outputs, plain);
       recording_.note_extents(call, outputs);
       if (call.unusual) settle(call, outputs);
-      if (!(careful || is_beside)) return;
+      if (!(told || is_beside)) return;
       Untraced untraced;
       WithoutFunctionModes plain_functions;
       Ref results = results_of(call);
-      if (careful) checked(PyObject_CallMethod(callbacks_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
+      if (told) checked(PyObject_CallMethod(callbacks_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
       if (is_beside) checked(PyObject_CallMethod(python_.get(), "used_beside", "OO", versions.get(), results.get()));
     } catch (...) {
       core_.operators.fail(call);
@@ -709,7 +714,7 @@ class Interposer final : public Turns {
 
   Ref python_, callbacks_, ledger_;
   CallObserver call_observer_;
-  Ref reasons_, kernels_;
+  Ref reasons_, composites_, away_, kernels_;
   TensorVersions versions_;
 
  public:

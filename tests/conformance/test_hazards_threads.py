@@ -296,15 +296,17 @@ def test_who_has_waited_for_a_turn_looks_again_whether_care_is_needed(extension)
 
         def work():
             begun.set()
-            kept + 1
+            kept.add_(1)
 
         thread = threading.Thread(target=work)
         with session.callbacks.lock:
             thread.start()
             begun.wait()
             time.sleep(0.1)  # until it waits
+            session.callbacks.turns.away.append((0, ()))
             session.callbacks.reasons.add("a test")
         thread.join()
+        session.callbacks.turns.away.clear()
         assert len(asked) == 1
 
 

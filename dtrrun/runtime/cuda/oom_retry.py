@@ -178,7 +178,6 @@ class Retry:
                     raise
                 self.met(error)
                 if attempt >= ATTEMPTS and not ran and not isinstance(error, torch.OutOfMemoryError):
-                    error.dtrrun_given_up = True  # type: ignore[attr-defined]
                     raise
                 asked, lacking = requested(str(error)), missing(str(error))
                 if not isinstance(error, torch.OutOfMemoryError):

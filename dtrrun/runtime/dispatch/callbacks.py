@@ -59,7 +59,9 @@ CAN_ASK_ONEDNN = hasattr(_onednn, "data_ptr") and hasattr(_onednn, "_nbytes")
 class Reasons:
     """Why operators are handled with care: other threads, or code of libraries, may do something in between.
 
-    With a reason, each operator takes a lock, and asks `before_operator`, `before_finish` and `after_finish`.
+    With a reason, each operator takes a lock. C++ asks `before_operator` of those that write while another
+    thread has given up its turn, and of all in composite operators of libraries, whose parts are followed
+    (`before_finish`, `after_finish`).
     """
 
     __slots__ = ("_end_counting", "all", "any")

@@ -103,7 +103,7 @@ class Turns:
         are handled with care. native: the extension."""
         self._lock, self._ended, self._reasons, self._native = lock, ended, reasons, native
         self._alert = lock.alert
-        self._away: list[tuple[int, Sequence[Version]]] = []
+        self.away: list[tuple[int, Sequence[Version]]] = []
         """The threads that have given up their turns in the middle of an operator, and what they read."""
 
     @contextmanager
@@ -114,15 +114,15 @@ class Turns:
         """
         one = (get_ident(), reads)
         alone = self._native.leave_turn()  # without the lock
-        self._away.append(one)
+        self.away.append(one)
         self._reasons.add(GIVEN_UP)
         count = self._lock.give_up()
         try:
             yield
         finally:
             self._lock.take_back(count)
-            self._away.remove(one)
-            if not self._away:
+            self.away.remove(one)
+            if not self.away:
                 self._reasons.remove(GIVEN_UP)
             while alone and not self._native.rejoin_turn():
                 sleep(LOOK_SECONDS)
@@ -131,7 +131,7 @@ class Turns:
 
     def others(self) -> bool:
         """Return whether another thread has given up its turn in the middle of an operator."""
-        return any(thread != get_ident() for thread, _ in self._away)
+        return any(thread != get_ident() for thread, _ in self.away)
 
     def wait_for_replays(self, written: Sequence[Version]) -> bool:
         """Wait until no other thread's replay reads what is about to be written.
@@ -139,7 +139,7 @@ class Turns:
         The caller holds the lock, which is released meanwhile. Returns whether it has waited: then anything
         may have changed.
         """
-        if not self._away or self._reader_of(written) is None:
+        if not self.away or self._reader_of(written) is None:
             return False
         ends = monotonic() + PATIENCE_SECONDS
         while (reader := self._reader_of(written)) is not None:
@@ -151,7 +151,7 @@ class Turns:
 
     def _reader_of(self, written: Sequence[Version]) -> int | None:
         keys = {id(version) for version in written}
-        for thread, reads in self._away:
+        for thread, reads in self.away:
             if thread != get_ident() and any(id(one) in keys for one in reads):
                 return thread
         return None
