@@ -192,3 +192,21 @@ def test_links_on_the_site():
         "```\na[0](x.py)\n```\n[a](source/docs/x.py.md)"
     )
     assert "dtrrun/cli/main.py" in links.sources()
+
+
+def test_names_of_the_code_exist():
+    """`Class.name` and `Class::name` in pages: the file of the class has the name."""
+    sources = {
+        path: path.read_text() for end in ("py", "h", "cpp") for path in (ROOT / "dtrrun").rglob(f"*.{end}")
+    }
+    classes: dict[str, str] = {}
+    for path, text in sources.items():
+        for name in re.findall(r"^ *(?:class|struct) (\w+)", text, re.MULTILINE):
+            classes[name] = classes.get(name, "") + text + sources.get(path.with_suffix(".cpp"), "")
+    unknown = {
+        f"{page}: {one}.{name}"
+        for page in PAGES
+        for one, name in re.findall(r"`(\w+)(?:::|\.)(\w+)(?:\(\))?`", (ROOT / page).read_text())
+        if one in classes and not re.search(rf"\b{name}\b", classes[one])
+    }
+    assert unknown <= {"docs/limits.md: Library.impl"}  # PyTorch's
