@@ -507,10 +507,14 @@ class Session:
                 pass  # the folder has been removed, or the disk is full
         self.warn(text)
 
-    def _remedy(self) -> str:
-        """Return what to do about a compiled program, or "" if it is none."""
+    def _remedy(self, refused: str = "", tensors_bytes: int = 0) -> str:
+        """Return what to do about a compiled program, or "" if it is none.
+
+        refused: the operator that does not fit, if one did not, which reads and makes so many bytes.
+        """
         called = (*self.interposer.native_calls, *self.interposer.python_calls)
-        return remedy(called, IN_A_COMMAND if self.writer is not None else IN_A_BLOCK)
+        how = IN_A_COMMAND if self.writer is not None else IN_A_BLOCK
+        return remedy(called, how, refused, tensors_bytes, self.ledger.limit)
 
     def _too_small(
         self, error: BudgetError, inputs: Sequence[Version] = (), failed: Signature | None = None
@@ -541,6 +545,7 @@ class Session:
         moment: Any = Moment(self.dtr, inputs)  # in place of the parts themselves
         signatures = self._signatures(failed)
         growth = self.device.pool_growth_bytes()
+        at_once = error.needed_bytes + sum({one.key: one.nbytes for one in inputs}.values())
         # A later error's advice may be asked for when the graph has gone.
         rehearsal = Rehearsal(self.dtr, self._heuristic, inputs) if is_first else None
         of_device, of_collector = self.device.hint(), "" if gc.isenabled() else UNCOLLECTED
@@ -565,7 +570,8 @@ class Session:
             except Exception as why:  # optimizers and tensors may be of any class
                 return Advice(hint=". ".join(filter(None, (of_device, unnamed(why), of_collector))))
             of_host = self.host.hint(training.totals(), moment.limit)
-            hints = ". ".join(filter(None, (of_device, of_host, own, self._remedy(), of_collector)))
+            of_compiled = self._remedy(error.operator, at_once)
+            hints = ". ".join(filter(None, (of_device, of_host, own, of_compiled, of_collector)))
             pinned = relabelled(facts["pinned"], rows)
             found = Advice(training.totals(), advised.expected, hints, pinned, held_by(rows), holds)
             found = found._replace(likely_bytes=advised.likely, plain_bytes=advised.plain)
