@@ -62,17 +62,18 @@ PyObject* open_host(PyObject*, PyObject* args) {
   PyObject* ledger;
   long long most_bytes, results_leave;
   double ns_out, ns_in;
-  if (!PyArg_ParseTuple(args, "OLddL", &ledger, &most_bytes, &ns_out, &ns_in, &results_leave)) return nullptr;
+  int overlaps;
+  if (!PyArg_ParseTuple(args, "OLddLp", &ledger, &most_bytes, &ns_out, &ns_in, &results_leave, &overlaps)) return nullptr;
   return done([&] {
     Core& core = core_of(ledger);
-    core.ledger.tier = std::make_shared<StandInTier>(static_cast<StandIns&>(*core.backend), most_bytes, ns_out, ns_in);
+    core.ledger.tier = std::make_shared<StandInTier>(static_cast<StandIns&>(*core.backend), most_bytes, ns_out, ns_in, overlaps != 0);
     core.ledger.results_leave = static_cast<ResultsLeave>(results_leave);
   });
 }
 
 PyMethodDef methods[] = {
     {"open_host", open_host, METH_VARARGS,
-     "open_host(ledger, most_bytes, ns_out, ns_in, results_leave): a `core.host.HostMemory` is there."},
+     "open_host(ledger, most_bytes, ns_out, ns_in, results_leave, overlaps): a `core.host.HostMemory` is there."},
     {"living", living, METH_NOARGS, "(versions, operations) that exist, which the garbage collector does not know."},
     {"key_of", key_of_storage, METH_O, "The key of a storage's versions."},
     {nullptr, nullptr, 0, nullptr},

@@ -273,12 +273,13 @@ inline PyObject* walk_mutated(PyObject* self, PyObject* args) {
 inline PyObject* host_figures(PyObject* self, void*) {
   const HostTier* tier = core_of(self).ledger.tier.get();
   if (tier == nullptr) return Ref::copy(Py_None).release();
-  auto ns = [](const HostTier::Traffic& way) { return static_cast<long long>(way.ns_per_byte * static_cast<double>(way.nbytes)); };
-  return Py_BuildValue("{sLsLsLsLsLsLsLsLsL}", "most_bytes", static_cast<long long>(tier->most_bytes), "bytes",
+  return Py_BuildValue("{sLsLsLsLsLsLsLsLsLsLsO}", "most_bytes", static_cast<long long>(tier->most_bytes), "bytes",
                        static_cast<long long>(tier->nbytes), "peak_bytes", static_cast<long long>(tier->peak_bytes), "copies_out",
                        static_cast<long long>(tier->out().copies), "bytes_out", static_cast<long long>(tier->out().nbytes),
-                       "out_ns", ns(tier->out()), "copies_in", static_cast<long long>(tier->in().copies), "bytes_in",
-                       static_cast<long long>(tier->in().nbytes), "in_ns", ns(tier->in()));
+                       "ahead_out", static_cast<long long>(tier->out().ahead), "copies_in",
+                       static_cast<long long>(tier->in().copies), "bytes_in", static_cast<long long>(tier->in().nbytes), "ahead_in",
+                       static_cast<long long>(tier->in().ahead), "waited_ns", static_cast<long long>(tier->waited_ns()), "overlaps",
+                       tier->overlaps ? Py_True : Py_False);
 }
 
 inline PyObject* host_costs(PyObject* self, void*) {
@@ -365,7 +366,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
   static PyGetSetDef computed[] = {
       DTRRUN_FIGURE(age), DTRRUN_FIGURE(clock), DTRRUN_FIGURE(step_age), DTRRUN_FIGURE(step_began),
       DTRRUN_FIGURE(step_work), DTRRUN_FIGURE(resident_bytes), DTRRUN_FIGURE(census_bytes),
-      DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(peak_bytes),
+      DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(brought_bytes), DTRRUN_FIGURE(peak_bytes),
       DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
       DTRRUN_FIGURE(recomputed_cost),
       DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(least_bytes),

@@ -142,17 +142,22 @@ class StandIns final : public PythonBackend {
 // A host tier in which nothing is copied.
 class StandInTier final : public HostTier {
  public:
-  StandInTier(StandIns& backend, int64_t most_bytes, double ns_out, double ns_in)
-      : HostTier(most_bytes, ns_out, ns_in, /*modelled=*/true), backend_(backend) {}
+  StandInTier(StandIns& backend, int64_t most_bytes, double ns_out, double ns_in, bool overlaps)
+      : HostTier(most_bytes, ns_out, ns_in, /*modelled=*/true, overlaps), backend_(backend) {}
 
  protected:
   int64_t size_of(Storage* storage) const override { return as_content(storage)->nbytes; }
-  std::optional<int64_t> write(Storage*, int64_t size) override {
-    backend_.copies(out().ns_per_byte * static_cast<double>(size));
+  std::optional<int64_t> write(Storage*, int64_t size, std::shared_ptr<void>*) override {
+    if (!overlaps) backend_.copies(out().ns_per_byte * static_cast<double>(size));
     return 0;
   }
-  void read(int64_t, int64_t size, Storage*) override { backend_.copies(in().ns_per_byte * static_cast<double>(size)); }
+  StorageRef read(int64_t, int64_t size, Storage*, std::shared_ptr<void>*) override {
+    if (!overlaps) backend_.copies(in().ns_per_byte * static_cast<double>(size));
+    return new_content(size);
+  }
+  void move(Storage*, Storage*) override {}
   void release(int64_t, int64_t) override {}
+  void waits(int64_t ns) override { backend_.copies(static_cast<double>(ns)); }
 
  private:
   StandIns& backend_;

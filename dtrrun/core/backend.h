@@ -56,7 +56,7 @@ class Backend : public Program {
   // Moves the memory of `source` to an emptied storage.
   virtual void refill(Storage* emptied, Storage* source) = 0;
   // Copies a version back from the host to its storage, which has been emptied. There is room for it.
-  virtual void bring(const HostCopy& copy, Storage* emptied) { copy.tier->bring(copy, emptied); }
+  virtual void bring(HostCopy& copy, Storage* emptied, int64_t clock) { copy.tier->bring(copy, emptied, clock); }
   // Returns whether a storage takes this many bytes, as a version counts them.
   virtual bool holds(Storage* storage, int64_t nbytes) const = 0;
   // Raises the internal error that a replay has made something other than the original run did.

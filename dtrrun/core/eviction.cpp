@@ -5,6 +5,7 @@
 namespace dtrrun {
 
 bool Eviction::try_room(int64_t nbytes) {
+  if (!sending_.empty()) settle_sent();
   ledger_.collect_dead();
   nbytes += ledger_.reserved_bytes;
   if (fits(nbytes)) return true;
@@ -17,17 +18,24 @@ bool Eviction::evict_to(int64_t most) {
   begin_pressure();
   let_results_leave();
   if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
-  bool done = true;
+  bool done = true, copies = false;
   while (ledger_.resident_bytes > most) {
+    if (free_brought()) continue;
     if (deallocation_.free_unread_scratch(evictions)) continue;
     int64_t began = ledger_.backend.begins();
     VersionRef victim = choose();
     if (began != 0) ledger_.backend.searched(victim.get(), began);
     VersionRef constant = constant_in_place_of(victim.get());
-    if (constant && send(constant.get())) continue;
+    if (constant && send(constant.get())) {
+      copies = true;
+      continue;
+    }
     if (victim) {
       StorageRef storage = ledger_.backend.storage_of(victim.get());  // keeps it alive while its recipe is secured
-      if (recipes_.secure(victim.get())) expel(victim.get(), storage);  // otherwise it is a constant now
+      if (recipes_.secure(victim.get())) {  // otherwise it is a constant now
+        expel(victim.get(), storage);
+        copies = copies || victim->has_left();
+      }
     } else if (ledger_.some_died()) {
       ledger_.collect_dead();
     } else if (most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: it would not fit into empty memory
@@ -36,6 +44,7 @@ bool Eviction::evict_to(int64_t most) {
       break;
     }
   }
+  if (copies && done) send_ahead();
   making_room_ns += now_ns() - started;
   return done;
 }
@@ -88,8 +97,7 @@ bool Eviction::evict_if_possible(Version* one) {
 
 void Eviction::expel(Version* one, const StorageRef& storage) {
   if (ledger_.results_leave != ResultsLeave::NEVER) {
-    bool copies = ledger_.results_leave == ResultsLeave::ALWAYS || cost_of_copy(one) < ledger_.policy->projected_cost(one);
-    if (copies && may_be_copied(one) && send(one)) return;
+    if (is_copied(one) && send(one)) return;
     Ledger::forget_host_copy(one);
   }
   evict(one, storage);
@@ -145,9 +153,10 @@ bool Eviction::send(Version* one) {
   HostTier& tier = *ledger_.tier;
   int64_t began = ledger_.backend.begins();
   while (!one->host) {
-    if (tier.has_room(one->nbytes)) one->host = tier.send(storage.get());
+    if (tier.has_room(one->nbytes)) one->host = tier.send(storage.get(), ledger_.clock);
     if (!one->host && !give_up_copy()) return false;
   }
+  tier.wait_for(*one->host, ledger_.clock);
   one->host->last_access = one->last_access;
   if (!one->constant()) ledger_.policy->discard(one);
   ledger_.backend.take_fingerprint(one);
@@ -155,6 +164,7 @@ bool Eviction::send(Version* one) {
   ledger_.backend.empty(storage.get());
   ledger_.freed(one->nbytes);
   if (began != 0) ledger_.backend.left(one, began);
+  if (tier.overlaps && !one->constant()) note_left(one);
   return true;
 }
 
@@ -165,6 +175,11 @@ bool Eviction::give_up_copy() const {
     return true;
   }
   return false;
+}
+
+bool Eviction::is_copied(Version* one) const {
+  if (!may_be_copied(one)) return false;
+  return ledger_.results_leave == ResultsLeave::ALWAYS || cost_of_copy(one) < ledger_.policy->projected_cost(one);
 }
 
 bool Eviction::may_be_copied(const Version* one) const {
@@ -198,18 +213,101 @@ void Eviction::bring_back(Version* one) {
     ~Locked() { version->locks--; }
     Locked(const Locked&) = delete;
   } meanwhile(one);
-  make_room(one->nbytes, nullptr, "a tensor that comes back from the host");
+  if (!one->host->brought) make_room(one->nbytes, nullptr, "a tensor that comes back from the host");
   StorageRef storage = ledger_.backend.storage_of(one);
   if (one->resident || !storage) return;
   int64_t began = ledger_.backend.begins();
-  ledger_.backend.bring(*one->host, storage.get());
+  bool was_brought = static_cast<bool>(one->host->brought);
+  ledger_.backend.bring(*one->host, storage.get(), ledger_.clock);
+  if (was_brought) ledger_.no_longer_brought(one);
   one->period = std::max<int64_t>(ledger_.clock - one->host->last_access, 1);
   ledger_.restored(one);
   if (began != 0) ledger_.backend.returned(one, began);
-  if (one->constant()) return;
-  ledger_.evictable(one);
   HostTier& tier = *one->host->tier;
-  if (tier.nbytes > tier.most_bytes / 2) Ledger::forget_host_copy(one);
+  if (!one->constant()) {
+    ledger_.evictable(one);
+    if (tier.nbytes > tier.most_bytes / 2) Ledger::forget_host_copy(one);
+  }
+  if (tier.overlaps) fetch_ahead();
+}
+
+// -- copies ahead ----------------------------------------------------------------------------------------------
+
+void Eviction::send_ahead() {
+  HostTier& tier = *ledger_.tier;
+  if (!tier.overlaps || !tier.is_idle(tier.out(), ledger_.clock)) return;
+  settle_sent();
+  VersionRef next = choose(), constant = constant_in_place_of(next.get());
+  if (constant)
+    next = std::move(constant);
+  else if (next && !is_copied(next.get()))
+    return;  // it will be dropped
+  if (!next || next->host || !tier.has_room(next->nbytes)) return;
+  StorageRef storage = ledger_.backend.storage_of(next.get());
+  if (!storage) return;
+  next->host = tier.send(storage.get(), ledger_.clock, /*ahead=*/true);
+  if (!next->host) return;
+  next->host->read = std::move(storage);
+  sending_.emplace_back(next.get());
+}
+
+void Eviction::settle_sent() {
+  HostTier& tier = *ledger_.tier;
+  if (!tier.is_idle(tier.out(), ledger_.clock)) return;
+  for (const WeakVersion& one : std::exchange(sending_, {}))
+    if (Version* sent = one.get(); sent != nullptr && sent->host && sent->host->read) tier.wait_for(*sent->host, ledger_.clock);
+}
+
+void Eviction::note_left(Version* one) {
+  left_.emplace_back(one);
+  if (left_.size() < left_most_) return;
+  auto is_back = [](const WeakVersion& other) { return other.get() == nullptr || !other.get()->has_left(); };
+  left_.erase(std::remove_if(left_.begin(), left_.end(), is_back), left_.end());
+  left_most_ = std::max<size_t>(64, 2 * left_.size());
+}
+
+void Eviction::fetch_ahead() {
+  if (ledger_.age < fetch_from_) return;
+  auto is_used = [](const WeakVersion& one) { return one.get() == nullptr || !one.get()->has_left() || !one.get()->host->brought; };
+  brought_.erase(std::remove_if(brought_.begin(), brought_.end(), is_used), brought_.end());
+  while (brought_.size() < MOST_BROUGHT) {
+    Version* next = next_to_return();
+    if (next == nullptr || !fits(next->nbytes + ledger_.reserved_bytes + (ledger_.limit >> ROOM_SHIFT))) return;
+    if (!ledger_.fetch(next)) return;
+    brought_.emplace_back(next);
+  }
+}
+
+Version* Eviction::next_to_return() {
+  auto waits = [](const Version* one) { return one != nullptr && one->has_left() && !one->host->brought; };
+  for (; !left_.empty(); left_.pop_back())  // a backward pass needs first what left last
+    if (Version* last = left_.back().get(); waits(last) && !last->constant()) return last;
+  Version* next = nullptr;
+  int64_t soonest = INT64_MAX;
+  ledger_.constants.each([&](Version* one) {
+    if (!waits(one) || one->period == 0) return;
+    int64_t until = one->host->last_access + one->period - ledger_.clock;
+    if (until < 0 || until >= soonest) return;
+    soonest = until;
+    next = one;
+  });
+  return next;
+}
+
+bool Eviction::free_brought() {
+  for (; !brought_.empty(); brought_.pop_back()) {
+    Version* last = brought_.back().get();
+    if (last == nullptr || !last->has_left() || !last->host->brought) continue;
+    last->host->tier->let_go(*last->host);
+    last->host->brought.reset();
+    ledger_.no_longer_brought(last);
+    ledger_.freed(last->nbytes);
+    if (!last->constant()) left_.push_back(brought_.back());
+    brought_.pop_back();
+    fetch_from_ = ledger_.age + PAUSE;
+    return true;
+  }
+  return false;
 }
 
 }  // namespace dtrrun

@@ -114,7 +114,21 @@ class Eviction {
   bool let_constants_leave(int64_t most);
   // Gives up a copy of what is in memory, since there is no place for another. Returns whether there was one.
   bool give_up_copy() const;
-  // Returns whether a version with a recipe may be copied to the host.
+  // Notes that a result has left, where copies overlap with the program's work.
+  void note_left(Version* one);
+  // Where they do: begins to copy out what will have to leave next, if that is to be copied.
+  void send_ahead();
+  // The same for the way back, while there is room for it.
+  void fetch_ahead();
+  // Waits for what was copied out ahead, once that is over: the program may have released it meanwhile.
+  void settle_sent();
+  // Returns the version that has left and will be needed next, as far as that is known, or null.
+  Version* next_to_return();
+  // Frees what was brought back last, ahead of its use. Returns whether there was anything.
+  bool free_brought();
+  // Returns whether a version with a recipe is copied to the host, instead of being recomputed.
+  bool is_copied(Version* one) const;
+  // Returns whether it may be.
   bool may_be_copied(const Version* one) const;
   // Tells the policy what copies cost, if they may be made, and if that is new to it.
   void let_results_leave();
@@ -122,7 +136,16 @@ class Eviction {
   Ledger& ledger_;
   Recipes& recipes_;
   Deallocation& deallocation_;
+  static constexpr int ROOM_SHIFT = 3;         // copies back are made ahead while an eighth of the limit stays free
+  static constexpr size_t MOST_BROUGHT = 4;    // so many at a time
+  static constexpr int64_t PAUSE = 64;         // operators without them, once memory has run short for one
+
   int64_t told_cost_ = 0;  // of a typical copy, when the policy was told
+  std::vector<WeakVersion> left_;     // results that have left, the last one last; where copies overlap
+  size_t left_most_ = 64;             // then those are looked for that have come back
+  std::vector<WeakVersion> sending_;  // what is being copied out ahead
+  std::vector<WeakVersion> brought_;  // what has been brought back ahead, in this order
+  int64_t fetch_from_ = 0;            // the ledger's age
   std::vector<Version*> pending_;               // of `is_dear`, kept for their memory
   std::unordered_set<const Recorded*> counted_;
 };

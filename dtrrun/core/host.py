@@ -22,11 +22,14 @@ class HostMemory(NamedTuple):
     ns_out: float
     ns_in: float
     results_leave: int = IF_CHEAPER
+    overlaps: bool = False
+    """Whether copies run beside operators, and can be made ahead; on a GPU, they do."""
 
 
 def expected_host(most_bytes: int, device_type: str, results_leave: int = IF_CHEAPER) -> HostMemory:
     """Return what is assumed of the host for a budget on this device: on a CPU, copies live in a file."""
-    return HostMemory(most_bytes, *(FILE if device_type == "cpu" else PINNED), results_leave)
+    on_cpu = device_type == "cpu"
+    return HostMemory(most_bytes, *(FILE if on_cpu else PINNED), results_leave, overlaps=not on_cpu)
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> str:

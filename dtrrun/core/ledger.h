@@ -37,6 +37,7 @@ class Ledger {
   int64_t step_began = 0, step_work = 0;  // ns: `own_work` when it began, and what the longer of the two steps before has taken
   int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, peak_bytes = 0, step_peak_bytes = 0, freed_bytes = 0;
   int64_t copied_bytes = 0;  // the part of `resident_bytes` in copies of constants
+  int64_t brought_bytes = 0;  // the part in what has been brought back from the host ahead
   int64_t plain_peak_bytes = 0;  // the most that the program's tensors took together, whether evicted or not: its peak without dtrrun
   int64_t reserved_bytes = 0;  // for operators in progress; other threads may not take them
   int64_t budget_bytes = -1;   // -1: none
@@ -164,7 +165,7 @@ class Ledger {
   // Updates the peak with the bytes in memory at this moment.
   void note_peak(int64_t nbytes) {
     if (replaying == 0)  // a replay makes nothing that the program does not have already
-      plain_peak_bytes = std::max(plain_peak_bytes, nbytes + evicted_bytes - scratch_bytes - copied_bytes);
+      plain_peak_bytes = std::max(plain_peak_bytes, nbytes + evicted_bytes - scratch_bytes - copied_bytes - brought_bytes);
     tell_census();
     if (nbytes <= step_peak_bytes) return;
     step_peak_bytes = nbytes;
@@ -213,6 +214,22 @@ class Ledger {
     resident_bytes += one->nbytes;
     note_peak(resident_bytes);
     backend.compare_fingerprint(one);
+  }
+  // Begins to bring back a version that has left, ahead of its use. Returns whether there is memory for it.
+  bool fetch(Version* one) {
+    StorageRef storage = backend.storage_of(one);
+    if (!storage || !tier->fetch(*one->host, storage.get(), clock)) return false;
+    one->host->brought_bytes = one->nbytes;
+    one->host->debts = debts;
+    brought_bytes += one->nbytes;
+    resident_bytes += one->nbytes;
+    note_peak(resident_bytes);
+    return true;
+  }
+  // What was brought back ahead has been used, or is freed.
+  void no_longer_brought(const Version* one) {
+    brought_bytes -= one->nbytes;
+    resident_bytes -= one->nbytes;
   }
   // Keeps a recomputed storage for a version that the program does not have.
   void hold_scratch(Version* one, StorageRef storage) {
@@ -263,7 +280,7 @@ class Ledger {
 
   bool some_died() const {
     bool counted = census != nullptr && (census->any() || census->bytes.load(std::memory_order_relaxed) != census_bytes);
-    return counted || dead->any() || debts->copied_bytes != 0 || debts->counted_bytes != 0;
+    return counted || dead->any() || debts->copied_bytes != 0 || debts->brought_bytes != 0 || debts->counted_bytes != 0;
   }
 
   // Accounts for the storages that died since the last call.
@@ -286,7 +303,9 @@ class Ledger {
     }
     int64_t copied = std::exchange(debts->copied_bytes, 0);
     copied_bytes -= copied;
-    resident_bytes -= copied + std::exchange(debts->counted_bytes, 0);
+    int64_t brought = std::exchange(debts->brought_bytes, 0);
+    brought_bytes -= brought;
+    resident_bytes -= copied + brought + std::exchange(debts->counted_bytes, 0);
     tell_census();
     if (before != resident_bytes) freed(before - resident_bytes);
   }

@@ -55,6 +55,7 @@ class Ledger:
     left_peak_bytes: int
     scratch_bytes: int
     copied_bytes: int
+    brought_bytes: int  # the part of `resident_bytes` that has come back from the host ahead of its use
     reserved_bytes: int  # for operators in progress, which other threads may not take
     peak_bytes: int
     step_peak_bytes: int
@@ -148,7 +149,8 @@ class Ledger:
     @property
     def plain_bytes(self) -> int:
         """What the program's tensors take together, whether evicted or not."""
-        return self.resident_bytes + self.evicted_bytes - self.scratch_bytes - self.copied_bytes
+        ours = self.scratch_bytes + self.copied_bytes + self.brought_bytes
+        return self.resident_bytes + self.evicted_bytes - ours
 
     # -- the budget ------------------------------------------------------------------------------
 

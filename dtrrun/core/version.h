@@ -44,12 +44,6 @@ class WeakVersion {
   Cell* cell_;
 };
 
-// Bytes that a ledger still counts until `collect_dead` runs next. copied_bytes: of copies whose versions have gone. counted_bytes:
-// of memory that belongs to no version and whose owners have gone.
-struct Debts {
-  int64_t copied_bytes = 0, counted_bytes = 0;
-};
-
 // Members not described here are described in `core.graph.Version`.
 struct Version : Node {
   int64_t key = 0;        // key of its storage in the ledger's table

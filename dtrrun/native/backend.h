@@ -119,17 +119,17 @@ class SessionBackend final : public PythonBackend {
     if (!native_) throw std::logic_error("dtrrun: internal error: the session has ended");
     native_->replays.execute(run);
   }
-  void bring(const HostCopy& copy, Storage* emptied) override {
+  void bring(HostCopy& copy, Storage* emptied, int64_t clock) override {
     try {
-      return copy.tier->bring(copy, emptied);
+      return copy.tier->bring(copy, emptied, clock);
     } catch (const c10::OutOfMemoryError&) {
       if (!native_ || native_->device.is_cpu()) throw;
     }
     // Python evicts more, tries again, and raises the budget error in the end.
-    auto given = std::pair(&copy, emptied);
+    auto given = std::tuple(&copy, emptied, clock);
     static PyMethodDef run = {"run", [](PyObject* capsule, PyObject*) -> PyObject* {
-                                auto [copy, emptied] = *static_cast<decltype(given)*>(PyCapsule_GetPointer(capsule, nullptr));
-                                return done([&] { copy->tier->bring(*copy, emptied); });
+                                auto [copy, emptied, clock] = *static_cast<decltype(given)*>(PyCapsule_GetPointer(capsule, nullptr));
+                                return done([&] { copy->tier->bring(*copy, emptied, clock); });
                               },
                               METH_NOARGS, nullptr};
     Ref capsule = checked(PyCapsule_New(&given, nullptr, nullptr)), callable = checked(PyCFunction_New(&run, capsule.get()));

@@ -33,6 +33,8 @@ class Places {
     if (size > nbytes) insert(place + nbytes, size - nbytes);
     return place;
   }
+  // Returns whether `take` would find one.
+  bool has(int64_t nbytes) const { return by_size_.lower_bound({nbytes, 0}) != by_size_.end(); }
   void give(int64_t place, int64_t nbytes) {
     auto next = by_place_.lower_bound(place);
     if (next != by_place_.begin()) {
@@ -80,17 +82,17 @@ class StorageTier : public HostTier {
   static c10::Storage blank(Storage* emptied, int64_t nbytes) {
     return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetAllocator(as_impl(emptied)->device_type()), /*resizable=*/true};
   }
-  static void move_to(Storage* emptied, const c10::Storage& filled) {
-    swap_memory(*as_impl(emptied), *filled.unsafeGetStorageImpl());
-  }
+  void move(Storage* emptied, Storage* filled) override { swap_memory(*as_impl(emptied), *as_impl(filled)); }
+  static StorageRef as_ref(const c10::Storage& one) { return StorageRef::copy(as_storage(one.unsafeGetStorageImpl())); }
 };
 
 // Copies in a file that has no name, so that nothing remains of it when the process ends, however it ends.
 class FileTier final : public StorageTier {
  public:
   // Raises std::system_error if no file can be made in this folder.
-  FileTier(const std::string& folder, int64_t most_bytes, double ns_out, double ns_in, bool modelled)
-      : StorageTier(most_bytes, ns_out, ns_in, modelled), folder_(folder), pid_(getpid()) {
+  // overlaps: for tests, what could be copied ahead is.
+  FileTier(const std::string& folder, int64_t most_bytes, double ns_out, double ns_in, bool modelled, bool overlaps)
+      : StorageTier(most_bytes, ns_out, ns_in, modelled, overlaps), folder_(folder), pid_(getpid()) {
     begin_file();
   }
   ~FileTier() override {
@@ -101,7 +103,7 @@ class FileTier final : public StorageTier {
   void forked() { forks_ = true; }
 
  protected:
-  std::optional<int64_t> write(Storage* storage, int64_t size) override {
+  std::optional<int64_t> write(Storage* storage, int64_t size, std::shared_ptr<void>*) override {
     if (getpid() != pid_) return std::nullopt;  // the file is the parent's
     if (std::exchange(forks_, false)) {
       try {
@@ -127,11 +129,11 @@ class FileTier final : public StorageTier {
       free_.give(*place, wanted);
     return std::nullopt;
   }
-  void read(int64_t place, int64_t size, Storage* emptied) override {
+  StorageRef read(int64_t place, int64_t size, Storage* emptied, std::shared_ptr<void>*) override {
     c10::Storage memory = blank(emptied, size);
     if (!transfer<false>(place, static_cast<char*>(memory.mutable_data()), size))
       throw std::system_error(errno, std::generic_category(), "dtrrun: cannot read from the file of --host-budget in " + folder_);
-    move_to(emptied, memory);
+    return as_ref(memory);
   }
   void release(int64_t place, int64_t size) override {
     auto file = file_of(place);
@@ -206,31 +208,44 @@ class FileTier final : public StorageTier {
   Places free_;
 };
 
-// Copies in pinned memory. They are ordered by the program's own stream, so what is copied out may be freed at once: whatever gets
-// the block next runs later on that stream.
+// Copies in pinned memory, by two streams of our own, one for each direction. Each waits for what the program's main stream was given
+// before, and the main stream waits for the copy: at once, or if it is made ahead, before its memory is used or freed. All blocks are
+// the main stream's. So whatever gets a block next runs later, and nothing polls: bytes are used, or they are free.
 class PinnedTier final : public StorageTier {
  public:
   PinnedTier(const SessionBackend& backend, int64_t most_bytes, double ns_out, double ns_in, bool modelled)
-      : StorageTier(most_bytes, ns_out, ns_in, modelled), backend_(backend) {}
+      : StorageTier(most_bytes, ns_out, ns_in, modelled, /*overlaps=*/true), backend_(backend) {}
 
  protected:
-  std::optional<int64_t> write(Storage* storage, int64_t size) override {
+  std::optional<int64_t> write(Storage* storage, int64_t size, std::shared_ptr<void>* event) override {
     if (!is_bound()) return std::nullopt;
     int64_t wanted = rounded(size, -ALIGNMENT);
     std::optional<int64_t> place = free_.take(wanted);
     if (!place && grow(wanted)) place = free_.take(wanted);
     if (!place) return std::nullopt;
-    copy(*place, size, c10::Storage(ImplRef::reclaim_copy(as_impl(storage))), /*out=*/true);
+    copy(*place, size, c10::Storage(ImplRef::reclaim_copy(as_impl(storage))), /*out=*/true, event);
     copies_++;
     return place;
   }
-  void read(int64_t place, int64_t size, Storage* emptied) override {
-    OnMainStream now(home());
+  StorageRef read(int64_t place, int64_t size, Storage* emptied, std::shared_ptr<void>* event) override {
     std::optional<c10::Storage> memory;
-    Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { memory = blank(emptied, size); });
-    copy(place, size, *memory, /*out=*/false);
-    move_to(emptied, *memory);
+    {
+      OnStream now(home());
+      if (event == nullptr) {
+        Shortage::Kernel::run(/*locked=*/true, /*own=*/true, [&] { memory = blank(emptied, size); });
+      } else {
+        Shortage::Ignored ignored;  // nothing is evicted for what is not needed yet
+        try {
+          memory = blank(emptied, size);
+        } catch (const c10::OutOfMemoryError&) {
+          return {};
+        }
+      }
+    }
+    copy(place, size, *memory, /*out=*/false, event);
+    return as_ref(*memory);
   }
+  void await(void* event) override { await(*static_cast<c10::Event*>(event)); }
   void release(int64_t place, int64_t size) override {
     if (--copies_ != 0) return free_.give(place, rounded(size, -ALIGNMENT));
     free_.clear();
@@ -238,22 +253,21 @@ class PinnedTier final : public StorageTier {
     pinned_ = 0;
   }
   bool is_timed(const Traffic& way) const override { return way.nbytes < MEASURED; }
+  void begin_timing(int64_t wanted) override {
+    if (!is_bound()) return;
+    if (wanted != 0 && !free_.has(rounded(wanted, -ALIGNMENT))) grow(rounded(wanted, -ALIGNMENT));  // pinning takes long
+    home().synchronize();
+  }
 
  private:
   static constexpr int64_t CHUNK = int64_t{256} << 20, ALIGNMENT = 512;
   static constexpr int64_t MEASURED = 64 << 20;  // bytes in each direction, for which the host waits
 
-  // While it lives, this thread's operators run on the program's main stream, unseen. The thread's own stream waits for them.
-  class OnMainStream {
+  // While it lives, this thread's operators run on a stream, unseen.
+  class OnStream {
    public:
-    explicit OnMainStream(const c10::Stream& home) : stream_(home) {}
-    ~OnMainStream() {
-      if (stream_.original_stream() == stream_.current_stream()) return;
-      c10::Event done(stream_.current_stream().device_type());
-      done.record(stream_.current_stream());
-      done.block(stream_.original_stream());
-    }
-    OnMainStream(const OnMainStream&) = delete;
+    explicit OnStream(const c10::Stream& stream) : stream_(stream) {}
+    OnStream(const OnStream&) = delete;
 
    private:
     Off off_;
@@ -286,23 +300,50 @@ class PinnedTier final : public StorageTier {
     pinned_ += static_cast<int64_t>(size);
     return true;
   }
-  void copy(int64_t place, int64_t size, const c10::Storage& storage, bool out) {
+  // event: where the program does not wait yet.
+  void copy(int64_t place, int64_t size, const c10::Storage& storage, bool out, std::shared_ptr<void>* event) {
     auto chunk = std::find_if(chunks_.rbegin(), chunks_.rend(), [&](const Chunk& one) { return one.first <= place; });
-    OnMainStream now(home());
-    at::Tensor there = chunk->memory.narrow(0, place - chunk->first, size), here = Geometry(size).over(storage);
-    bool measured = is_timed(out ? this->out() : in());
-    if (measured) home().synchronize();
-    if (out)
-      there.copy_(here, /*non_blocking=*/true);
+    const c10::Stream& stream = stream_for(out);
+    c10::Event ready(stream.device_type());
+    ready.record(home());
+    ready.block(stream);
+    {
+      OnStream now(stream);
+      at::Tensor there = chunk->memory.narrow(0, place - chunk->first, size), here = Geometry(size).over(storage);
+      if (out)
+        there.copy_(here, /*non_blocking=*/true);
+      else
+        here.copy_(there, /*non_blocking=*/true);
+    }
+    if (event == nullptr && is_timed(out ? this->out() : in())) stream.synchronize();
+    auto done = std::make_shared<c10::Event>(stream.device_type());
+    done->record(stream);
+    if (event == nullptr)
+      await(*done);
     else
-      here.copy_(there, /*non_blocking=*/true);
-    if (measured) home().synchronize();
+      *event = std::move(done);
   }
-  bool is_bound() const { return backend_.device() != nullptr && backend_.device()->is_bound(); }
-  const c10::Stream& home() const { return backend_.device()->main_stream(); }
+  // The main stream waits for an event; so does the stream that this thread is on at this moment.
+  void await(c10::Event& event) const {
+    event.block(home());
+    c10::Stream current = c10::impl::VirtualGuardImpl(home().device_type()).getStream(home().device());
+    if (current != home()) event.block(current);
+  }
+  const c10::Stream& stream_for(bool out) {
+    std::optional<c10::Stream>& stream = out ? out_stream_ : in_stream_;
+    // Of high priority: programs take theirs from another pool.
+    if (!stream) stream = c10::impl::VirtualGuardImpl(home().device_type()).getNewStream(home().device(), /*priority=*/-1);
+    return *stream;
+  }
+  bool is_bound() {
+    if (!home_ && backend_.device() != nullptr && backend_.device()->is_bound()) home_ = backend_.device()->main_stream();
+    return home_.has_value();
+  }
+  const c10::Stream& home() const { return *home_; }
 
   const SessionBackend& backend_;
   std::vector<Chunk> chunks_;
+  std::optional<c10::Stream> home_, out_stream_, in_stream_;  // home: the program's main stream
   int64_t next_ = 0, pinned_ = 0, copies_ = 0;
   Places free_;
 };

@@ -146,10 +146,10 @@ PyObject* open_host_file(PyObject*, PyObject* args) {
   const char* folder;
   long long most_bytes;
   double ns_out, ns_in;
-  int modelled;
-  if (!PyArg_ParseTuple(args, "OsLddp", &ledger, &folder, &most_bytes, &ns_out, &ns_in, &modelled)) return nullptr;
+  int modelled, overlaps = 0;
+  if (!PyArg_ParseTuple(args, "OsLddp|p", &ledger, &folder, &most_bytes, &ns_out, &ns_in, &modelled, &overlaps)) return nullptr;
   try {
-    core_of(ledger).ledger.tier = std::make_shared<FileTier>(folder, most_bytes, ns_out, ns_in, modelled != 0);
+    core_of(ledger).ledger.tier = std::make_shared<FileTier>(folder, most_bytes, ns_out, ns_in, modelled != 0, overlaps != 0);
   } catch (const std::system_error& error) {
     errno = error.code().value();
     return PyErr_SetFromErrnoWithFilename(PyExc_OSError, folder);
@@ -282,7 +282,7 @@ PyMethodDef memory_functions[] = {
     {"blocks_serving", blocks_serving, METH_O,
      "For tests: return the followed segments that can serve a request of that size, lists of (address, bytes, is free)."},
     {"open_host_file", open_host_file, METH_VARARGS,
-     "open_host_file(ledger, folder, most_bytes, ns_out, ns_in, modelled): let constants leave for a file without a name in\n"
+     "open_host_file(ledger, folder, most_bytes, ns_out, ns_in, modelled, overlaps=False): let constants leave for a file without a name in\n"
      "this folder. ns_out, ns_in: what a byte takes, until it is measured; modelled: always. Raises OSError."},
     {"open_host_memory", open_host_memory, METH_VARARGS,
      "open_host_memory(ledger, most_bytes, ns_out, ns_in, modelled): let constants of a GPU leave for pinned memory."},

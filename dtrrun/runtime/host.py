@@ -122,9 +122,9 @@ class Host:
         }
 
     def ns(self) -> int:
-        """Return the time that copies have taken; on a GPU, an estimate."""
+        """Return the time that the program has waited for copies; on a GPU, an estimate."""
         figures: Mapping[str, int] = self._dtr.ledger.host or {}
-        return figures.get("out_ns", 0) + figures.get("in_ns", 0)
+        return figures.get("waited_ns", 0)
 
     def hint(self, training: Mapping[str, int | None], limit: int) -> str:
         """Return, for the error's text, that constants could leave; "" if they do, or take too little.

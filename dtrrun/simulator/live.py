@@ -6,7 +6,7 @@ storages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -292,9 +292,9 @@ class _Run:
 
     @property
     def _copying(self) -> int:
-        """The time that copies have taken, in ns."""
-        host = self.ledger.host or {}
-        return host.get("out_ns", 0) + host.get("in_ns", 0)
+        """The time that the program has waited for copies, in ns."""
+        host: Mapping[str, int] = self.ledger.host or {}
+        return host.get("waited_ns", 0)
 
     @property
     def _now(self) -> int:

@@ -22,6 +22,8 @@ from dtrrun.runtime.session import Session
 from dtrrun.runtime.storage import is_empty, own_storage_of
 from tests.care import budget
 
+COPYING = 0.01
+"""ns for each byte of a copy that is made ahead: so few that it is soon over, and others can follow."""
 Program = Callable[[], Any]
 Report = dict[str, Any]
 
@@ -136,6 +138,14 @@ def run_inside(
         inside, bits([result, torch.get_rng_state(), str(random.getstate())]), "after the session's end"
     )
     return inside, report
+
+
+def let_copies_overlap(session: Session) -> None:
+    """Replace the file of a session on the CPU by one to which copies are made ahead, as for a GPU."""
+    host = session.ledger.host
+    assert host is not None
+    file = session.ledger, gettempdir(), host["most_bytes"], COPYING, COPYING
+    session._native.open_host_file(*file, True, True)
 
 
 def check_stress(

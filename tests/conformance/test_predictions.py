@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from programs import batch, mlp
+from programs import COPYING, batch, let_copies_overlap, mlp
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -24,6 +24,7 @@ from dtrrun.simulator.log import read_log
 STEPS = 3
 AMPLE = 1 << 40
 HOST = 10_000_000
+AHEAD = "ahead_out", "ahead_in"
 
 
 class Counts(NamedTuple):
@@ -293,6 +294,24 @@ def test_what_leaves_for_the_host_is_predicted(program, tmp_path: Path):
             assert predicted(log, budget, host=expected_host(host, "cpu")) == live, (share, host)
             copies += sum(step.copies_in for step in live if step != "oom")
     assert copies > 10
+
+
+@pytest.mark.parametrize("program", [plain_mlp, lists_of_weights_and_states])
+def test_copies_ahead_are_predicted(program, tmp_path: Path):
+    log = recorded(program, tmp_path / "log.gz", 1, STEPS)
+    peak = max(step.peak_bytes for step in steps_of(program, AMPLE))
+    ahead = [0, 0]
+
+    def prepare(session):
+        let_copies_overlap(session)
+        session.on_step(lambda _: ahead.__setitem__(slice(None), map(session.ledger.host.get, AHEAD)))
+
+    host = HostMemory(HOST, COPYING, COPYING, overlaps=True)
+    for share in (0.7, 0.4, 0.2):
+        budget = int(peak * share)
+        live = steps_of(program, budget, host_budget=f"{HOST}B:{tmp_path}", prepare=prepare)
+        assert predicted(log, budget, host=host) == live, share
+    assert min(ahead) > 0
 
 
 def test_steps_with_checkpoints_are_recorded(tmp_path: Path):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from gpu_programs import DEVICE, MIB, forget
+from gpu_programs import DEVICE, MIB, beside, forget
 from torch import nn
 
 import dtrrun
+from dtrrun.core.host import ALWAYS
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -73,3 +74,82 @@ def test_a_script_trains_where_it_would_end_and_says_so(capfd):
         assert session.report()["left_peak_bytes"] > 0
     said = [line for line in capfd.readouterr().err.splitlines() if "pinned memory" in line]
     assert len(said) == 1
+
+
+# -- copies ahead, on streams of their own: each test fails on a race as well -------------------------
+
+
+def recurrent(side=None):
+    """Train a recurrent network, and read one of its states on another stream, if there is one."""
+    torch.manual_seed(5)
+    weight = nn.Parameter(torch.randn(WIDTH, WIDTH, device=DEVICE) / 32)
+    inputs = [torch.randn(512, WIDTH, device=DEVICE) for _ in range(4)]
+    main, kept = torch.cuda.current_stream(), []
+    for step in range(4):
+        state, states = inputs[step], []
+        for _ in range(20):
+            state = torch.tanh(state @ weight)
+            states.append(state)
+        if side is not None:
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                kept.append(states[2].sum())
+            main.wait_stream(side)
+        loss = sum(one.square().mean() for one in states)
+        loss.backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+        weight.grad = None
+        kept.append(loss.detach())
+        del state, states, loss
+    return [one.cpu() for one in (weight.detach(), *kept)]
+
+
+def room_for(nbytes):
+    return beside() + (64 + 22) * MIB + nbytes
+
+
+@pytest.mark.parametrize("beside_main", [False, True])
+def test_copies_ahead(beside_main):
+    """What comes back may be used by another stream than before: the present one is asked for each time."""
+    side = torch.cuda.Stream() if beside_main else None
+    expected = recurrent(side)
+    budget_bytes = room_for(56 * MIB)
+    with dtrrun.budget(budget_bytes, DEVICE, verify=True, cost="model", host_budget="500MB") as session:
+        session.ledger.results_leave = ALWAYS
+        found = recurrent(side)
+        report, host = session.report(), session.ledger.host
+    assert all(map(torch.equal, found, expected))
+    assert report["mismatches"] == []
+    if not beside_main:
+        assert report["footprint_peak_bytes"] <= budget_bytes
+    assert min(host["ahead_out"], host["ahead_in"]) > 0
+    assert host["copies_out"] > host["ahead_out"]
+
+
+def test_what_is_copied_ahead_may_change_or_go():
+    """The copy that is under way is waited for, and given up."""
+
+    def constant():
+        return torch.randn(512, WIDTH).to(DEVICE)
+
+    def program():
+        torch.manual_seed(6)
+        kept = [constant() for _ in range(32)]
+        for turn in range(3):
+            for place in range(len(kept)):
+                kept[place].mul_(1.5)
+                kept[place - 1].add_(1)
+                if place % 3 == turn:
+                    kept[place - 2] = constant()
+        return [one.cpu() for one in kept]
+
+    expected = program()
+    with dtrrun.budget(room_for(44 * MIB), DEVICE, verify=True, cost="model", host_budget="500MB") as session:
+        session.ledger.let_constants_leave()
+        found = program()
+        report, host = session.report(), session.ledger.host
+    assert all(map(torch.equal, found, expected))
+    assert report["mismatches"] == []
+    assert host["ahead_out"] > 0
+    assert report["host_bytes"] <= 64 * MIB

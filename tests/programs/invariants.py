@@ -55,7 +55,7 @@ def check_bytes(dtr: Any) -> None:
     ledger = dtr.ledger
     listed = ledger.versions.values()
     resident = sum(version.nbytes for version in listed if version.resident)
-    held = ledger.scratch_bytes + sum(ledger.pinned_blocks().values())
+    held = ledger.scratch_bytes + ledger.brought_bytes + sum(ledger.pinned_blocks().values())
     assert ledger.resident_bytes == resident + held, (ledger.resident_bytes, resident, held)
     assert ledger.evicted_bytes == sum(version.nbytes for version in listed if not version.resident)
     assert ledger.scratch_bytes == sum(version.nbytes for version in ledger.scratch)

@@ -15,7 +15,7 @@ import torch
 
 import dtrrun
 from tests.care import budget
-from tests.conformance.programs import assert_same, bits
+from tests.conformance.programs import assert_same, bits, let_copies_overlap
 from tests.programs import invariants, steps_autograd, steps_mutation, steps_python, steps_tensors  # noqa: F401
 from tests.programs.language import HELD, Program, World
 
@@ -29,8 +29,9 @@ class Conditions(NamedTuple):
     share: None for a budget of one byte that may be exceeded (all is evicted at every moment); else how
     far the budget lies from the peak of such a run (0) towards the program's own (1). first, left_out: steps
     that run before the session begins, and after it has ended. careful: as in `tests.care.budget`. turns:
-    heuristics that alternate, one for each step. host: whether constants leave, too. counted: whether the
-    first half of the steps has no budget, and is only counted, as far as its operators have run before.
+    heuristics that alternate, one for each step. host: whether constants leave, too; in every second
+    program, copies are made ahead as for a GPU. counted: whether the first half of the steps has no budget,
+    or an ample one, and is only counted, as far as its operators have run before.
     """
 
     share: float | None = None
@@ -44,6 +45,7 @@ class Conditions(NamedTuple):
 
 
 STRESS = Conditions()
+AMPLE = 1 << 40
 
 
 def plain(program: Program) -> list[Any]:
@@ -82,7 +84,7 @@ def compare(
     weight = torch.zeros(1, requires_grad=True)
     counted = range(first, (first + split) // 2 if conditions.counted else first)
     with budget(
-        None if counted else budget_bytes,
+        (AMPLE if conditions.host else None) if counted else budget_bytes,
         careful=conditions.careful,
         over_budget="evict" if conditions.share is None else "error",
         heuristic=conditions.heuristic,
@@ -91,6 +93,8 @@ def compare(
         host_budget=f"1GB:{gettempdir()}" if conditions.host else "none",
     ) as session:
         if conditions.host:
+            if len(program) % 2:
+                let_copies_overlap(session)
             session.ledger.least_copy_bytes = 1
             session.ledger.results_leave = len(program) % 3  # never, where that is cheaper, always
             session.ledger.let_constants_leave()

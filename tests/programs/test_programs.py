@@ -25,7 +25,7 @@ def run_both(program: Program, conditions: Conditions, tally: Counter[str]) -> N
     """Run with everything evicted at every moment, and inside a share of the peak."""
     expected = plain(program)
     least = None
-    counted = conditions._replace(share=None, counted=True, careful=False, host=False)
+    counted = conditions._replace(share=None, counted=True, careful=False)
     for one in (conditions._replace(share=None), conditions, *[counted] * (len(program) % 3 == 0)):
         note(f"compare({program!r}, {one!r})")
         report = compare(program, one, expected, least)

@@ -110,7 +110,7 @@ class AtPeak:
     def _taken(self) -> int:
         ledger = self._ledger
         ledger.collect_dead()
-        return ledger.resident_bytes + ledger.evicted_bytes - ledger.scratch_bytes - ledger.copied_bytes
+        return ledger.plain_bytes
 
     def _arm(self, target: int) -> None:
         notes = self._callers.notes
