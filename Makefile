@@ -151,7 +151,7 @@ sanitize: $(INSTALLED)
 	$(SANITIZED) $(BIN)/python -m dtrrun.native
 	$(SANITIZED) LD_PRELOAD='$(PRELOAD)' ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONMALLOC=malloc \
 		$(BIN)/python -m pytest -q tests/unit/test_policy.py tests/unit/test_simulator_replay.py tests/unit/test_simulator_banish.py \
-		tests/conformance/test_native_graph.py \
+		tests/conformance/test_native_graph.py tests/conformance/test_counting.py \
 		tests/conformance/test_interposer.py tests/conformance/test_rematerialization.py \
 		tests/conformance/test_faults_operators.py tests/conformance/test_native_first_calls.py \
 		tests/conformance/test_native_heap.py tests/conformance/test_observers.py tests/conformance/test_typed_kernels.py tests/conformance/test_host.py \
@@ -164,7 +164,7 @@ sanitize-threads: $(INSTALLED)
 	$(RACES) $(BIN)/python -m dtrrun.native
 	$(RACES) LD_PRELOAD='$(shell g++ -print-file-name=libtsan.so 2>/dev/null)' TSAN_OPTIONS=$(TSAN) \
 		$(BIN)/python -m pytest -q tests/conformance/test_hazards_threads.py tests/conformance/test_native_graph.py \
-		tests/conformance/test_native_heap.py
+		tests/conformance/test_native_heap.py tests/conformance/test_counting.py
 
 check: $(INSTALLED) docs
 	$(BIN)/ruff check
