@@ -114,9 +114,8 @@ PyObject* open_session(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOOs", &python, &classes, &placeholder, &device)) return nullptr;
   return guarded([&]() -> PyObject* {
     if (interposer) throw std::runtime_error("dtrrun: a session is on already");
-    Py_INCREF(placeholder);
-    tensor_slot = placeholder;
-    overwritten_stand_in = attribute(python, "overwritten").release();
+    if (tensor_slot == nullptr) tensor_slot = Ref::copy(placeholder).release();
+    Ref former(std::exchange(overwritten_stand_in, attribute(python, "overwritten").release()));
     interposer = std::make_shared<Interposer>(python, classes, device);
     is_open = true;
     watch_faults();

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -184,9 +185,13 @@ class Interposer:
         assert self.touch is not None
         self.touch(version, self.native.settle)
 
-    def overwritten(self, nbytes: int, size: int) -> Overwritten:
-        """Return the placeholder in a recipe for memory that its operator overwrites."""
-        return Overwritten(nbytes, size, self.place)
+    @property
+    def overwritten(self) -> Callable[[int, int], Overwritten]:
+        """Makes the placeholder in a recipe for memory that its operator overwrites.
+
+        It outlives the session, and so must not refer to it.
+        """
+        return partial(Overwritten, device=self.place)
 
     def count_only(self) -> None:
         """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`)."""
