@@ -44,13 +44,15 @@ class Counting {
     OwnStorages& own = OwnStorages::present();
     if (!own.census.counting.load(std::memory_order_acquire)) return false;
     Known* known = find(&arrival.op.schema());
-    if (known == nullptr || Body::innermost != nullptr || !arrival.is_known(own, *device_) || !is_here()) return false;
+    if (known == nullptr || Body::innermost != nullptr) return false;
+    const Terms& terms = *terms_.load(std::memory_order_acquire);
+    if (!arrival.is_known(own, terms.device) || !terms.is_here()) return false;
     Off off;
-    Inside inside(*this);
+    Inside inside(*this, terms);
     if (inside.is_late(own)) return false;
     bool timed = watch.is_on() || known->is_long.load(std::memory_order_relaxed);
     int64_t started = timed ? now_ns() : 0;
-    if (!run_kernel(arrival, *known, own.census)) return false;
+    if (!run_kernel(arrival, *known, own.census, terms)) return false;
     int64_t ended = timed ? now_ns() : 0;
     known->calls.fetch_add(1, std::memory_order_relaxed);
     own.census.operators.fetch_add(1, std::memory_order_relaxed);
@@ -76,13 +78,15 @@ class Counting {
   }
   // Lets operators on this device be counted. may_leave: what they read may leave for the host once counting has ended.
   void allow(const Device& device, bool may_leave) {
-    device_.emplace(device);
-    may_leave_ = may_leave;
+    const Terms* now = terms_.load(std::memory_order_relaxed);
+    if (now != nullptr && now->may_leave == may_leave && now->device.is_same(device)) return;
+    terms_.store(new Terms{Device(device), may_leave}, std::memory_order_release);
   }
   // Called when counting has ended, and something may be evicted next. Waits for counted kernels of other threads, which have not
   // locked what they read.
   void wait() const {
-    if (!may_leave_ || inside_ == (Inside::is_any ? 1 : 0)) return;
+    const Terms* now = terms_.load(std::memory_order_relaxed);
+    if (now == nullptr || !now->may_leave || inside_ == (Inside::is_any ? 1 : 0)) return;
     WithoutGil released;
     while (inside_ != (Inside::is_any ? 1 : 0)) std::this_thread::yield();
   }
@@ -109,10 +113,18 @@ class Counting {
   int64_t brief_ns() { return brief_ns_.exchange(0, std::memory_order_relaxed); }
 
  private:
+  // What a session lets be counted: operators on its device. Never freed: another thread may read those of an ended session.
+  struct Terms {
+    Device device;
+    bool may_leave;
+    // Returns whether this thread runs operators where the session counts them.
+    bool is_here() const { return device.is_cpu() || (device.is_current() && device.on_main_stream()); }
+  };
+
   // A thread that is about to run a counted kernel.
   class Inside {
    public:
-    explicit Inside(Counting& counting) : counting_(counting.may_leave_ ? &counting : nullptr) {
+    Inside(Counting& counting, const Terms& terms) : counting_(terms.may_leave ? &counting : nullptr) {
       if (counting_ == nullptr) return;
       counting_->inside_++;
       is_any = true;
@@ -130,9 +142,6 @@ class Counting {
    private:
     Counting* const counting_;
   };
-
-  // Returns whether this thread runs operators where the session counts them.
-  bool is_here() const { return device_->is_cpu() || (device_->is_current() && device_->on_main_stream()); }
 
   static constexpr size_t PLACES = 2048, MOST = 1024;
   static constexpr int64_t TIMES = 4;  // what an operator that can't be repeated makes takes at most so many times as its first tensor
@@ -160,12 +169,12 @@ class Counting {
 
   // Runs the kernel of an operator. Returns false, with nothing done, if what it makes takes more room than there is, or might: in full,
   // room is made first.
-  bool run_kernel(Arrival& arrival, const Known& known, const Census& census) const {
+  static bool run_kernel(Arrival& arrival, const Known& known, const Census& census, const Terms& terms) {
     if (known.views) {
       arrival.run();
       return true;
     }
-    auto run = [&] { Shortage::Kernel::run(/*locked=*/!may_leave_, /*own=*/true, [&] { arrival.run(); }); };
+    auto run = [&] { Shortage::Kernel::run(/*locked=*/!terms.may_leave, /*own=*/true, [&] { arrival.run(); }); };
     int64_t ample = census.ample.load(std::memory_order_relaxed), room = ample - census.resident();
     if (!known.makes || ample == UNLIMITED) {
       run();
@@ -203,8 +212,7 @@ class Counting {
 
   std::array<Known, PLACES> known_;
   size_t count_ = 0;
-  std::optional<Device> device_;
-  bool may_leave_ = false;
+  std::atomic<const Terms*> terms_{nullptr};
   std::atomic<int> inside_{0};  // threads in a counted kernel, if something may leave
   std::atomic<int64_t> next_look_{0}, long_ns_{0}, brief_ns_{0};
 };

@@ -25,6 +25,7 @@ class Device {
       : ours_(other.ours_), is_gpu_(other.is_gpu_), guard_(other.guard_), main_stream_(other.main_stream_) {}
 
   bool is_cpu() const { return !is_gpu_; }
+  bool is_same(const Device& other) const { return ours_ == other.ours_ && main_stream_ == other.main_stream_; }
   bool is_modelled() const { return static_cast<bool>(model_); }
   // Has the model run an operator with these arguments. compute: a Python function that computes it. again: it is a replay.
   void run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* compute, bool again) const {

@@ -3,6 +3,7 @@
 import gc
 import time
 import traceback
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -157,3 +158,18 @@ def test_the_end_of_a_block_without_an_error_brings_everything_back_and_says_by_
     (warning,) = report["warnings"]
     assert "above the budget" in warning["text"]
     assert all(map(torch.equal, kept, activations(weights(), [])))
+
+
+def test_an_ended_session_is_let_go_of():
+    """Nothing keeps it, such as the extension, so its graph goes, too."""
+    ended, nodes = [], []
+    for size in (None, 1, None):
+        layer = torch.nn.Linear(WIDTH, WIDTH)
+        with dtrrun.budget(size, "cpu", over_budget="evict") as session:
+            gc.collect()
+            assert [one for one in ended if one() is not None] == []
+            nodes.append(sum(session._native.living()))
+            layer(torch.ones(4, WIDTH)).sum().backward()
+            ended.append(weakref.ref(session))
+        del session
+    assert nodes[1] == nodes[2]
