@@ -33,8 +33,6 @@ struct DeviceBlock {
   uintptr_t address;
   size_t nbytes;
   bool free;
-  Version* evictable = nullptr;
-  double price = 0;
 
   bool operator==(const DeviceBlock& other) const {
     return address == other.address && nbytes == other.nbytes && free == other.free;
@@ -320,57 +318,150 @@ inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, 
   return cost <= at_most;
 }
 
+// Finds the cheapest window of neighbouring blocks that are free or can be evicted.
+//
+// For each block, there is at most one window that ends there: the shortest that is large enough. Their prices are first summed up
+// from lower bounds (core/policy/prices.h), and computed only of those windows that may be the cheapest.
+class WindowSearch {
+ public:
+  // Returns the versions to evict for so many contiguous bytes; none if there is no window, or one that is free. Of several that
+  // cost the same, the first one is taken.
+  std::vector<VersionRef> cheapest(const Core& core, const BlockList& blocks, int64_t wanted) {
+    find_costs(core, blocks);
+    find_windows(blocks, wanted);
+    std::make_heap(windows_.begin(), windows_.end());
+    while (!windows_.empty()) {
+      std::pop_heap(windows_.begin(), windows_.end());
+      Window window = windows_.back();
+      windows_.pop_back();
+      if (window.exact) return versions_in(blocks, window);
+      price(core, blocks, window);
+      if (window.price == NEVER_GOES) continue;
+      windows_.push_back(window);
+      std::push_heap(windows_.begin(), windows_.end());
+    }
+    return {};
+  }
+
+ private:
+  static constexpr double NEVER_GOES = std::numeric_limits<double>::infinity();
+
+  struct Cost {
+    double price;   // or a lower bound of it
+    Priced* bound;  // null: the price is exact
+    Version* one;  // known once the price is exact
+  };
+  struct Window {
+    double price;  // or a lower bound of it
+    size_t first, last;
+    bool exact;
+    bool operator<(const Window& other) const {  // reversed, so that the cheapest is on top of a heap
+      return price != other.price ? price > other.price : last > other.last;
+    }
+  };
+
+  static uintptr_t address_of(const Core& core, const Version* one) {
+    StorageRef storage = core.ledger.memory_of(one);
+    return storage ? reinterpret_cast<uintptr_t>(as_impl(storage)->data()) : 0;
+  }
+
+  void find_costs(const Core& core, const BlockList& blocks) {
+    Prices& prices = core.ledger.policy->prices();
+    std::vector<Priced>& priced = prices.all([&](Node* node) { return address_of(core, as_version(node)); });
+    std::vector<std::pair<uintptr_t, Version*>> leaving;
+    core.eviction.each_that_may_leave([&](Version* one) { leaving.emplace_back(address_of(core, one), one); });
+    std::sort(leaving.begin(), leaving.end());
+    costs_.resize(blocks.size());
+    auto bound = priced.begin();
+    uintptr_t before = 0;
+    for (size_t place = 0; place < blocks.size(); place++) {
+      const DeviceBlock& block = blocks[place];
+      Cost& cost = costs_[place] = {block.free ? 0 : NEVER_GOES, nullptr, nullptr};
+      if (block.free || block.nbytes == 0) continue;
+      if (block.address < before) bound = priced.begin();  // segments need not be in order
+      before = block.address;
+      while (bound != priced.end() && bound->address < block.address) ++bound;
+      if (bound != priced.end() && bound->address == block.address) {
+        cost.price = prices.at_least(*bound, core.ledger.clock);
+        cost.bound = &*bound;
+        continue;
+      }
+      auto found = std::lower_bound(leaving.begin(), leaving.end(), std::pair<uintptr_t, Version*>{block.address, nullptr});
+      if (found == leaving.end() || found->first != block.address) continue;
+      cost.price = core.eviction.price_of_leaving(found->second);
+      cost.one = found->second;
+    }
+  }
+
+  // Prices are only added up: each window's is the sum of what precedes `middle` and of what follows it.
+  void find_windows(const BlockList& blocks, int64_t wanted) {
+    windows_.clear();
+    sums_.resize(blocks.size());
+    size_t first = 0, middle = 0;
+    int64_t nbytes = 0;
+    double behind = 0;
+    for (size_t place = 0; place < blocks.size(); place++) {
+      if (costs_[place].price == NEVER_GOES) {
+        first = middle = place + 1;
+        nbytes = 0;
+        behind = 0;
+        continue;
+      }
+      nbytes += static_cast<int64_t>(blocks[place].nbytes);
+      behind += costs_[place].price;
+      while (nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted) nbytes -= static_cast<int64_t>(blocks[first++].nbytes);
+      if (nbytes < wanted) continue;
+      if (first >= middle) {
+        double sum = 0;
+        for (size_t one = place + 1; one-- > first;) sums_[one] = sum += costs_[one].price;
+        middle = place + 1;
+        behind = 0;
+      }
+      windows_.push_back({(sums_[first] + behind) * Search::ROUNDING, first, place, false});
+    }
+  }
+
+  // Computes a window's price, or at least the price of one more block in it.
+  void price(const Core& core, const BlockList& blocks, Window& window) {
+    Prices& prices = core.ledger.policy->prices();
+    double cheapest = windows_.empty() ? NEVER_GOES : windows_.front().price;
+    window.exact = true;
+    window.price = 0;
+    for (size_t place = window.first; place <= window.last; place++) {
+      Cost& cost = costs_[place];
+      if (cost.bound != nullptr && window.price > cheapest) window.exact = false;
+      if (cost.bound != nullptr && window.exact) {
+        Priced& bound = *std::exchange(cost.bound, nullptr);
+        Version* one = as_version(prices.node_of(bound));
+        bool goes = one != nullptr && one->resident && !one->constant() && one->locks == 0 &&
+                    address_of(core, one) == blocks[place].address;
+        cost.price = goes ? prices.exact(bound, core.ledger.clock) : NEVER_GOES;
+        cost.one = one;
+      }
+      window.price += cost.price;
+    }
+    if (!window.exact) window.price *= Search::ROUNDING;
+  }
+
+  std::vector<VersionRef> versions_in(const BlockList& blocks, const Window& window) const {
+    std::vector<VersionRef> found;
+    for (size_t place = window.first; place <= window.last; place++)
+      if (!blocks[place].free) found.emplace_back(costs_[place].one);
+    return found;
+  }
+
+  // Kept between searches for their memory.
+  std::vector<Cost> costs_;  // by block
+  std::vector<double> sums_;
+  std::vector<Window> windows_;  // a heap
+};
+
 // Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if bringing them back costs
 // more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
-inline bool evict_window(Core& core, BlockList blocks, int64_t wanted, int64_t at_most) {
-  Ledger& ledger = core.ledger;
+inline bool evict_window(Core& core, const BlockList& blocks, int64_t wanted, int64_t at_most) {
   core.eviction.begin_pressure();
-  std::vector<std::pair<uintptr_t, Version*>> evictable;  // by address
-  auto add = [&](Version* one) {
-    StorageRef storage = ledger.memory_of(one);
-    if (storage) evictable.emplace_back(reinterpret_cast<uintptr_t>(as_impl(storage)->data()), one);
-  };
-  ledger.policy->pool().each([&](int64_t, const Item& item) {
-    Version* one = as_version(item.node.get());
-    if (one->resident && !one->constant() && one->locks == 0) add(one);
-  });
-  core.eviction.each_that_may_leave(add);
-  std::sort(evictable.begin(), evictable.end());
-  for (DeviceBlock& block : blocks) {
-    if (block.free || block.nbytes == 0) continue;
-    std::pair<uintptr_t, Version*> wanted_here{block.address, nullptr};
-    auto found = std::lower_bound(evictable.begin(), evictable.end(), wanted_here);
-    if (found == evictable.end() || found->first != block.address) continue;
-    block.evictable = found->second;
-    bool leaves = found->second->constant();
-    block.price = leaves ? core.eviction.price_of_leaving(found->second) : ledger.policy->price(found->second, ledger.clock);
-  }
-  size_t first = 0, begin = 0, end = 0;
-  int64_t nbytes = 0;
-  double price = 0, least = std::numeric_limits<double>::infinity();
-  for (size_t place = 0; place < blocks.size(); place++) {
-    const DeviceBlock& block = blocks[place];
-    if (!block.free && block.evictable == nullptr) {
-      first = place + 1;
-      nbytes = 0;
-      price = 0;
-      continue;
-    }
-    nbytes += static_cast<int64_t>(block.nbytes);
-    price += block.price;
-    for (; nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted; first++) {
-      nbytes -= static_cast<int64_t>(blocks[first].nbytes);
-      price -= blocks[first].price;
-    }
-    if (nbytes >= wanted && price < least) {
-      least = price;
-      begin = first;
-      end = place + 1;
-    }
-  }
-  std::vector<VersionRef> window;
-  for (size_t place = begin; place < end; place++)
-    if (Version* one = blocks[place].evictable) window.emplace_back(one);
+  static thread_local WindowSearch search;
+  std::vector<VersionRef> window = search.cheapest(core, blocks, wanted);
   if (window.empty() || (at_most >= 0 && !is_cheap(core, window, at_most))) return false;
   for (const VersionRef& one : window)
     if (!core.eviction.evict_if_possible(one.get())) return false;

@@ -128,7 +128,7 @@ PyObject* evict_window(PyObject*, PyObject* args) {
         blocks.push_back({0, 0, false});
       }
     }
-    return PyBool_FromLong(evict_window(core_of(ledger), std::move(blocks), wanted, at_most));
+    return PyBool_FromLong(evict_window(core_of(ledger), blocks, wanted, at_most));
   });
 }
 

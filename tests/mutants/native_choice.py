@@ -88,6 +88,9 @@ native(
 )
 native(
     "pool", "core/policy/pool.h",
+    ("prices do not fall when a neighbour comes back",
+     "if («std::exchange(item.priced, false)») fallen.push_back(number);", "false",
+     "unit/fragmentation::as_good_as_trying_all_windows"),
     ("the pool does not know its bytes", "if (item) «nbytes -= node->nbytes;»", "",
      "programs/programs::random_programs"),
     ("what is noted twice is forgotten",
@@ -113,4 +116,13 @@ native(
      "item == nullptr ? node->cost : «neighbourhood_->projected_cost(node, node->pool_id, *item)»;",
      "node->cost",
      "rematerialization::a_perceptron_trains_in_two_fifths_of_its_peak"),
+)
+native(
+    "windows", "native/device_blocks.h",
+    ("the window with the least bound is taken",
+     "if («window.exact») return versions_in(blocks, window);", "true",
+     "unit/fragmentation::as_good_as_trying_all_windows"),
+    ("windows are longer than needed",
+     "while («nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted») nbytes", "false",
+     "unit/fragmentation::as_good_as_trying_all_windows"),
 )

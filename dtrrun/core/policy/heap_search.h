@@ -99,7 +99,6 @@ class HeapSearch final : public Search {
     bool known;
   };
   static constexpr double UNKNOWN = -1;
-  static constexpr double ROUNDING = 1 - 1e-12;  // keeps a bound computed in another order below the score itself
   // If a node's own cost alone gives a score this many times the least score, its neighbourhood is not read.
   static constexpr double FAR = 4;
 

@@ -1,6 +1,7 @@
 // Chooses which storage to evict: a heuristic, the pool of what can be evicted, and the search in it.
 #pragma once
 
+#include "prices.h"
 #include "search.h"
 
 namespace dtrrun {
@@ -19,7 +20,8 @@ class Policy {
 
   Policy(Heuristic heuristic, Options options)
       : heuristic_(std::move(heuristic)), pool_(options.latest), foresight_(std::make_unique<Foresight>()),
-        neighbourhood_(make_neighbourhood()), search_(make_search(std::move(options))) {}
+        neighbourhood_(make_neighbourhood()), search_(make_search(std::move(options))),
+        prices_(pool_, *neighbourhood_, *search_, heuristic_) {}
 
   size_t size() const { return pool_.size(); }
   const Pool& pool() const { return pool_; }
@@ -75,10 +77,11 @@ class Policy {
     return item == nullptr ? node->cost : neighbourhood_->projected_cost(node, node->pool_id, *item);
   }
   // Returns a node's score times its bytes: what is lost if it is evicted for the bytes of others.
-  double price(Node* node, int64_t now) {
-    int64_t since = std::max<int64_t>(now - node->last_access, 1);
-    if (heuristic_.function) return divided(node->cost, 1, since);
-    return heuristic_.score(search_->cheaper(node, projected_cost(node)), 1, since);
+  double price(Node* node, int64_t now) { return prices_.of(node, projected_cost(node), now); }
+  // The same for many nodes, by the addresses of their memory.
+  Prices& prices() {
+    neighbourhood_->settle();
+    return prices_;
   }
 
   // Returns the score of something with this cost, whose next use is as far away as one would assume at this staleness.
@@ -101,6 +104,7 @@ class Policy {
   std::unique_ptr<Foresight> foresight_;
   std::unique_ptr<Neighbourhood> neighbourhood_;
   std::unique_ptr<Search> search_;
+  Prices prices_;
   int64_t search_ns_ = 0;
 };
 

@@ -30,6 +30,9 @@ struct Item {
   int64_t expected = NEVER;    // that in `expected_`: the time in the recorded step at which its score may fall
   Reach reach;
   uint64_t seen = 0;           // by the last `drop_repeated` that has met its number
+  // Used by `Prices`:
+  bool priced = false;         // whether a bound of its price is kept that does not know yet that it may have fallen
+  uintptr_t address = 0;       // by which it is kept
 };
 
 class Pool {
@@ -40,7 +43,8 @@ class Pool {
   Pool(const Pool&) = delete;
 
   int64_t nbytes = 0;
-  std::vector<int64_t> due;  // numbers whose score must be computed before the next choice
+  std::vector<int64_t> due;     // numbers whose score must be computed before the next choice
+  std::vector<int64_t> fallen;  // numbers of priced items whose projected cost may have fallen
 
   // Returns how many nodes have been inserted so far.
   int64_t inserted() const { return std::abs(last_number_); }
@@ -53,6 +57,18 @@ class Pool {
   template <class Function>
   void each(const Function& function) const {
     items_.each(function);
+  }
+  // Calls function(number, item) for each that was inserted after the first `count`, in no particular order.
+  template <class Function>
+  void each_since(int64_t count, const Function& function) const {
+    if (inserted() - count > static_cast<int64_t>(size())) {
+      each([&](int64_t number, Item& item) {
+        if (std::abs(number) > count) function(number, item);
+      });
+    } else {
+      while (count++ < inserted())
+        if (Item* item = find(step_ * count)) function(step_ * count, *item);
+    }
   }
 
   // No effect if the node is in the pool already, or has no bytes.
@@ -73,8 +89,11 @@ class Pool {
     if (item) nbytes -= node->nbytes;  // otherwise the pool has been cleared
   }
   void make_due(int64_t number, Item& item) {
+    if (std::exchange(item.priced, false)) fallen.push_back(number);
     if (item.due) return;
     item.due = true;
+    if (due.size() > 64 + 2 * size())  // nothing has been chosen for long
+      due.erase(std::remove_if(due.begin(), due.end(), [&](int64_t one) { return find(one) == nullptr; }), due.end());
     due.push_back(number);
   }
   void make_due(const Numbers& numbers) {

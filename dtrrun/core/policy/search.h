@@ -21,6 +21,8 @@ class Search {
       : pool_(pool), neighbourhood_(neighbourhood), foresight_(foresight), heuristic_(heuristic), copy_cost_(copy_cost) {}
   virtual ~Search() = default;
 
+  static constexpr double ROUNDING = 1 - 1e-12;  // keeps a bound computed in another order below the score itself
+
   int64_t score_evaluations = 0;
   int64_t scoring_ns = 0;  // spent computing scores, including reading neighbourhoods
 

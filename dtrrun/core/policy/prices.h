@@ -1,0 +1,120 @@
+// What nodes in the pool would cost if they were evicted for the bytes of others, by the addresses of their memory.
+//
+// For windows of neighbours (native/device_blocks.h), which may be asked for before each allocation. To compute all prices would
+// take most of the time of a step that has ten thousand nodes in memory. So a lower bound is kept of each projected cost, which
+// holds until the pool says that the cost may have fallen. Prices themselves are computed only of what may be in the cheapest
+// window. Bounds lie in a row, without pointers.
+#pragma once
+
+#include "search.h"
+
+namespace dtrrun {
+
+// A node, by its number in the pool, which it may have left meanwhile; its memory may have moved, too.
+struct Priced {
+  uintptr_t address;
+  int64_t number;
+  double share;         // a lower bound of its price at staleness 1
+  int64_t last_access;  // or an earlier one
+};
+
+class Prices {
+ public:
+  Prices(Pool& pool, Neighbourhood& neighbourhood, const Search& search, const Heuristic& heuristic)
+      : pool_(pool), neighbourhood_(neighbourhood), search_(search), heuristic_(heuristic) {}
+
+  // Returns a node's price. cost: its projected cost.
+  double of(const Node* node, int64_t cost, int64_t now) const {
+    int64_t since = std::max<int64_t>(now - node->last_access, 1);
+    if (heuristic_.function) return divided(node->cost, 1, since);
+    return heuristic_.score(search_.cheaper(node, cost), 1, since);
+  }
+
+  // Returns all nodes in the pool by address, and perhaps some that are no longer there, until it is called again.
+  // address_of(node): where its memory is now, or 0.
+  template <class AddressOf>
+  std::vector<Priced>& all(const AddressOf& address_of) {
+    std::vector<Priced> added;
+    pool_.each_since(known_, [&](int64_t number, Item& item) {
+      item.address = address_of(item.node.get());
+      if (item.address != 0) added.push_back(first_bound(number, item));
+    });
+    known_ = pool_.inserted();
+    lower_fallen();
+    merge(added);
+    return all_;
+  }
+  // Returns a lower bound of a node's price.
+  double at_least(const Priced& one, int64_t now) const {
+    bool ages = heuristic_.staleness || heuristic_.function;
+    double aged = ages ? heuristic_.aged(std::max<int64_t>(now - one.last_access, 1)) : 1;
+    return one.share / aged * Search::ROUNDING;
+  }
+  // Returns the node, or null if it is not in the pool any more.
+  Node* node_of(const Priced& one) const {
+    Item* item = pool_.find(one.number);
+    return item == nullptr ? nullptr : item->node.get();
+  }
+  // Computes the price of a node that is in the pool.
+  double exact(Priced& one, int64_t now) {
+    Item* item = pool_.find(one.number);
+    Node* node = item->node.get();
+    auto [cost, lower] = neighbourhood_.watched_cost(node, one.number, *item);
+    one.last_access = node->last_access;
+    one.share = heuristic_.function ? static_cast<double>(node->cost) : share_of(node, std::min(lower, static_cast<double>(cost)));
+    return of(node, cost, now);
+  }
+
+ private:
+  double share_of(const Node* node, double cost) const {
+    return heuristic_.share(std::min(cost, static_cast<double>(search_.cheaper(node, NEVER))), 1);
+  }
+  // A bound that considers the node alone.
+  Priced first_bound(int64_t number, Item& item) {
+    const Node* node = item.node.get();
+    item.priced = true;
+    auto cost = static_cast<double>(node->cost);
+    return {item.address, number, heuristic_.function ? cost : share_of(node, cost), node->last_access};
+  }
+  void lower_fallen() {
+    for (int64_t number : pool_.fallen) {
+      Item* item = pool_.find(number);
+      if (item == nullptr) continue;
+      auto found = std::lower_bound(all_.begin(), all_.end(), item->address, is_below);
+      if (found != all_.end() && found->number == number) *found = first_bound(number, *item);
+    }
+    pool_.fallen.clear();
+  }
+  // Of two at one address, the one that was inserted last is there.
+  void merge(std::vector<Priced>& added) {
+    bool purges = all_.size() > 64 + 2 * pool_.size();
+    if (added.empty() && !purges) return;
+    std::sort(added.begin(), added.end(), [](const Priced& a, const Priced& b) {
+      return a.address != b.address ? a.address < b.address : std::abs(a.number) > std::abs(b.number);
+    });
+    merged_.clear();
+    auto before = all_.begin();
+    auto take_before = [&](uintptr_t end) {
+      for (; before != all_.end() && before->address < end; ++before)
+        if (!purges || pool_.find(before->number) != nullptr) merged_.push_back(*before);
+    };
+    for (const Priced& one : added) {
+      if (!merged_.empty() && merged_.back().address == one.address) continue;
+      take_before(one.address);
+      if (before != all_.end() && before->address == one.address) ++before;
+      merged_.push_back(one);
+    }
+    take_before(UINTPTR_MAX);
+    std::swap(all_, merged_);
+  }
+  static bool is_below(const Priced& one, uintptr_t address) { return one.address < address; }
+
+  Pool& pool_;
+  Neighbourhood& neighbourhood_;
+  const Search& search_;
+  const Heuristic& heuristic_;
+  std::vector<Priced> all_, merged_;  // by address; the latter is empty, or of no interest
+  int64_t known_ = 0;                 // how many nodes had been inserted into the pool
+};
+
+}  // namespace dtrrun
