@@ -118,7 +118,7 @@ native(
      "rematerialization::a_perceptron_trains_in_two_fifths_of_its_peak"),
 )
 native(
-    "windows", "native/device_blocks.h",
+    "windows", "device_blocks.h",
     ("the window with the least bound is taken",
      "if («window.exact») return versions_in(blocks, window);", "true",
      "unit/fragmentation::as_good_as_trying_all_windows"),
