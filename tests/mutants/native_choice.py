@@ -90,7 +90,7 @@ native(
     "pool", "core/policy/pool.h",
     ("prices do not fall when a neighbour comes back",
      "if («std::exchange(item.priced, false)») fallen.push_back(number);", "false",
-     "unit/fragmentation::as_good_as_trying_all_windows"),
+     "unit/fragmentation::what_has_become_cheaper_is_found"),
     ("the pool does not know its bytes", "if (item) «nbytes -= node->nbytes;»", "",
      "programs/programs::random_programs"),
     ("what is noted twice is forgotten",

@@ -102,6 +102,21 @@ def test_what_needs_much_that_is_evicted_is_dear():
         assert blocks.evict(2, either) == (True, [0, 1, 2, 3, 5])
 
 
+def test_what_has_become_cheaper_is_found():
+    with dtrrun.budget("1GB", device="cpu", cost="model", heuristic="h_dtr") as session:
+        blocks = Blocks(session, count=1)
+        first = blocks.tensors[0]
+        second = first.exp()
+        blocks.tensors = [first, second, torch.ones(1000).repeat(2).sin()]
+        torch.ones(100_000).exp()
+        either = [(2, second), (2, FIXED), (2, blocks.tensors[2])]
+        assert blocks.evict(2, [(2, first)]) == (True, [0])
+        assert blocks.evict(2, either, at_most=0) == (False, [0])  # `second` needs `first` now
+        first.sum()
+        assert blocks.price(second) < blocks.price(blocks.tensors[2])
+        assert blocks.evict(2, either) == (True, [1])
+
+
 @pytest.mark.parametrize("heuristic", ["h_dtr", "h_dtr_eq", "h_dtr_local", "msps"])
 def test_as_good_as_trying_all_windows(heuristic):
     """Whatever has been computed, read, released, evicted and brought back since the last search."""
