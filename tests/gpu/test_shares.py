@@ -313,7 +313,7 @@ def within(name, share, **options):
                 assert attempt < 3, "its advice does not lead to a budget that is enough"
                 advised, found = error.least_budget_bytes, None
             report = session.report()
-        assert peak() <= budget
+            assert peak() <= budget  # at the end of the block, what has left for the host comes back
         if found is not None:
             break
         gc.collect()
