@@ -206,7 +206,7 @@ def test_a_convolution_gets_its_workspace_inside_a_tight_budget(mib, monkeypatch
     with dtrrun.budget(budget, device=DEVICE):
         found = train(convnet)
     assert same(plain, found)
-    assert "too little memory for its workspace" not in capsys.readouterr().err
+    assert "may have used another algorithm" not in capsys.readouterr().err  # in an earlier test, it may
 
 
 def test_costs_are_read_without_waiting(monkeypatch):
