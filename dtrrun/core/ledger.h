@@ -333,7 +333,6 @@ class Ledger {
     reserved_.erase(place);
     return true;
   }
-  bool any_reserved() const { return !reserved_.empty(); }
   bool any_reserved_by_others(uint64_t thread) const {
     return std::any_of(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.thread != thread; });
   }

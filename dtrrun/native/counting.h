@@ -11,7 +11,6 @@
 
 #include <array>
 #include <atomic>
-#include <optional>
 #include <thread>
 
 #include "bodies.h"
