@@ -71,19 +71,24 @@ def peaks_of(step, size, times=(1,) * STEPS):
         return peaks, (ledger.peak_bytes, ledger.plain_peak_bytes), ledger.counting
 
 
-@pytest.mark.parametrize("size", [None, "1GB"])
-def test_peaks_are_those_of_the_full_way(size, monkeypatch):
-    step, state = training()
+def check_counted(make, size, monkeypatch):
+    """Check that counting leaves a plain run's bits, and the peaks of one in full. make: as `training`."""
+    step, state = make()
     for _ in range(STEPS):
-        step()
+        step(1)
     expected = bits(state)
-    step, state = training()
+    step, state = make()
     counted, figures, counts = peaks_of(step, size)
     assert counts
     assert_same(expected, bits(state), "counted")
     monkeypatch.setattr(Interposer, "count_only", lambda self: None)
-    full, in_full, _ = peaks_of(training()[0], size)
+    full, in_full, _ = peaks_of(make()[0], size)
     assert (counted, figures) == (full, in_full)
+
+
+@pytest.mark.parametrize("size", [None, "1GB"])
+def test_peaks_are_those_of_the_full_way(size, monkeypatch):
+    check_counted(training, size, monkeypatch)
 
 
 def test_what_is_counted_has_no_version():
@@ -348,16 +353,7 @@ def test_contexts_of_the_program(context, size, monkeypatch):
 
         return step, [weight, optimizer]
 
-    step, state = make()
-    for _ in range(STEPS):
-        step(1)
-    expected = bits(state)
-    step, state = make()
-    peaks, _, counts = peaks_of(step, size)
-    assert counts
-    assert_same(expected, bits(state), "counted")
-    monkeypatch.setattr(Interposer, "count_only", lambda self: None)
-    assert peaks == peaks_of(make()[0], size)[0]
+    check_counted(make, size, monkeypatch)
 
 
 def test_less_is_ample_once_memory_outside_of_tensors_has_been_taken():
