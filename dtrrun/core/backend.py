@@ -121,6 +121,9 @@ class Policy(Protocol):
 class Fingerprints(Protocol):
     """Digests of evicted contents, under `--verify`."""
 
+    def prepare(self, device: int) -> Any:
+        """Allocate what digests take on this GPU. Do it while memory is ample."""
+
     def of(self, version: Version) -> Any: ...
 
     def compare(self, version: Version) -> None:

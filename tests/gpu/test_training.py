@@ -11,7 +11,9 @@ import torch.distributed as dist
 from gpu_programs import (
     DEVICE,
     HOLLOW,
+    MIB,
     MODELS,
+    beside,
     budget_for,
     convnet,
     forget,
@@ -118,6 +120,24 @@ def test_other_bits_are_named():
         report = session.report()
     assert report["verified"] == 3
     assert report["mismatches"] == [{"operator": "aten.mul", "bytes": 4096, "count": 1}]
+
+
+def test_fingerprints_take_no_memory_when_it_is_short():
+    budget = beside() + 250 * MIB
+    with dtrrun.budget(budget, device=DEVICE, verify=True) as session:
+        before = torch.cuda.memory_allocated()
+        x = torch.randn(24 * MIB // 4, device=DEVICE)
+        own = torch.cuda.memory_allocated() - before - x.nbytes  # from the beginning
+        assert 16 * MIB < own < 20 * MIB
+        refused = torch.cuda.memory_stats()["num_ooms"]
+        torch.cuda.reset_peak_memory_stats()
+        kept = [x * n for n in range(12)]
+        sum(one.sum() for one in kept)
+        assert torch.cuda.memory_stats()["num_ooms"] == refused
+        report = session.report()
+        assert torch.cuda.max_memory_allocated() - before <= own + report["peak_bytes"] + 4096
+    assert report["verified"] >= 6
+    assert report["verified"] == report["rematerializations"]
 
 
 def test_fingerprints_are_not_waited_for_in_a_capture():

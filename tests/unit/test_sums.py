@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dtrrun.runtime.cuda.sums import SLOTS, WIDTHS, Sums
+from dtrrun.runtime.cuda.sums import PART, WIDTHS, Sums
 
 
 def figures(*tensors):
@@ -34,12 +34,18 @@ def swap(first, second, size=4):
     return exchange
 
 
-@pytest.mark.parametrize("count", [1, 7, WIDTHS[0], 5000, 3 * WIDTHS[0] * WIDTHS[1] + 5])
+@pytest.mark.parametrize("count", [1, 7, WIDTHS[0], 5000, PART + 20])
 def test_the_same_bits_have_the_same_sums_and_others_do_not(count):
     tensor = torch.randn(count)
     changes = [bit(0), bit(tensor.nbytes - 1)]
-    if count > 2 * WIDTHS[0]:
-        changes += [swap(0, 1), swap(3, 3 + WIDTHS[0]), swap(3, 3 + WIDTHS[1]), swap(1, count - 1)]
+    if count > PART:
+        changes += [
+            swap(0, 1),
+            swap(3, 3 + WIDTHS[0]),
+            swap(3, 3 + WIDTHS[1]),
+            swap(1, count - 1),
+            swap(7, 7 + PART),
+        ]
     others = [changed(tensor, change) for change in changes]
     assert len({*figures(tensor, tensor.clone(), *others)}) == 1 + len(others)
 
@@ -62,8 +68,9 @@ def test_only_what_was_written_counts():
 
 
 def test_slots_come_back():
-    sums, storage = Sums(torch.device("cpu")), torch.ones(4).untyped_storage()
-    held = [sums.of(storage, 16) for _ in range(SLOTS)]
+    sums, storage = Sums(torch.device("cpu"), slots=3), torch.ones(4).untyped_storage()
+    held = [sums.of(storage, 16) for _ in range(3)]
     assert not sums.has_room()
     held.pop()
     assert sums.has_room()
+    assert not sums.has_room(spare=1)

@@ -194,6 +194,7 @@ class Cuda:
                 self._alert(BLIND)
             self.awake = True
             settle_at_exit()
+            self._prepare_fingerprints()
             self.look()
 
     def set_budget(self, budget_bytes: int | None) -> None:
@@ -201,7 +202,16 @@ class Cuda:
             self._lift()
         self.accounts.set_budget(budget_bytes)
         self._ask_before_flushes()
+        self._prepare_fingerprints()
         self.look()
+
+    def _prepare_fingerprints(self) -> None:
+        """Allocate what `--verify` takes before anything has to be evicted. The next look counts it."""
+        fingerprints = self.ledger.fingerprints
+        if fingerprints is None or self.accounts.budget_bytes is None:
+            return
+        if self.awake and self.usable():
+            fingerprints.prepare(self.gpu.index)
 
     def step_ended(self) -> None:
         flushes = self._flushes

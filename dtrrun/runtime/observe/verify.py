@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable
-from functools import partial
+from typing import TypeVar
 
 import torch
 
 from dtrrun.core.graph import Version
 from dtrrun.runtime.cuda.sums import Sum, Sums
 from dtrrun.runtime.guards import aside
+
+Made = TypeVar("Made")
 
 COPIED_BACK = "a copy from the host"
 """Stands for the operator of a constant that had left (`core/host.h`)."""
@@ -28,20 +30,21 @@ class Fingerprints:
         self._refused = refused
         self.verified = 0
         self.mismatches: dict[str, list[int]] = {}  # name: [count, bytes]
-        self._sums: Sums | None = None
-        self._unsettled: list[tuple[Sum, Sum, str, int]] = []
+        self._sums: dict[int, Sums | None] = {}  # by GPU; None: it had no memory left for it
+        self._unsettled: list[tuple[Sums, Sum, Sum, str, int]] = []
 
-    @staticmethod
-    def note(version: Version, tensor: torch.Tensor) -> None:
-        """Note a result's extent: some operators (`mse_loss`) allocate more, and never write the rest."""
-        if tensor.is_contiguous():
-            version.extent = int(tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    def prepare(self, device: int) -> Sums | None:
+        """Return those of a GPU. The first call allocates memory for them, unless it is in a capture."""
+        if device not in self._sums and not torch.cuda.is_current_stream_capturing():
+            self._sums[device] = self._unless_refused(lambda: Sums(torch.device("cuda", device)))
+        return self._sums.get(device)
 
     def of(self, version: Version) -> bytes | Sum:
         storage = version.memory()
         assert storage is not None
         if storage.device.type == "cuda":
-            found = self._on_gpu(storage, _extent(version, storage))
+            sums = self.prepare(storage.device.index)
+            found = self._on_gpu(sums, storage, _extent(version, storage), spare=1)  # for the second one
             if found is not None:
                 return found
         return _on_host(storage, _extent(version, storage))
@@ -53,17 +56,18 @@ class Fingerprints:
         name = COPIED_BACK if maker is None else maker.signature.operator.name
         if isinstance(before, bytes):
             self._count(before == _on_host(storage, nbytes), name, version.nbytes)
-        elif (after := self._on_gpu(storage, nbytes)) is not None:
-            self._unsettled.append((before, after, name, version.nbytes))
+        else:
+            sums = self._sums[storage.device.index]
+            after = self._on_gpu(sums, storage, nbytes)
+            if sums is not None and after is not None:
+                self._unsettled.append((sums, before, after, name, version.nbytes))
 
     def settle(self) -> None:
         """Wait for the fingerprints that a GPU computes, and compare them."""
         unsettled, self._unsettled = self._unsettled, []
-        if unsettled:
-            assert self._sums is not None
-            figures = aside(self._sums.read)
-            for before, after, name, nbytes in unsettled:
-                self._count(figures[before.slot] == figures[after.slot], name, nbytes)
+        figures = {sums: aside(sums.read) for sums, *_ in unsettled}
+        for sums, before, after, name, nbytes in unsettled:
+            self._count(figures[sums][before.slot] == figures[sums][after.slot], name, nbytes)
 
     def _count(self, same: bool, name: str, nbytes: int) -> None:
         self.verified += 1
@@ -72,20 +76,23 @@ class Fingerprints:
             tally[0] += 1
             tally[1] += nbytes
 
-    def _on_gpu(self, storage: torch.UntypedStorage, nbytes: int) -> Sum | None:
-        """Return None if the GPU has no memory left for it."""
+    def _on_gpu(
+        self, sums: Sums | None, storage: torch.UntypedStorage, nbytes: int, *, spare: int = 0
+    ) -> Sum | None:
+        """Return None if the GPU has no memory left for it, or if fewer than `spare` slots would remain."""
+        if sums is None:
+            return None
+        if not sums.has_room(spare):
+            self.settle()
+        return self._unless_refused(lambda: sums.of(storage, nbytes)) if sums.has_room(spare) else None
+
+    def _unless_refused(self, make: Callable[[], Made]) -> Made | None:
         try:
-            if self._sums is None:
-                self._sums = aside(partial(Sums, storage.device))
-            if not self._sums.has_room():
-                self.settle()
-            found: Sum | None = (
-                aside(partial(self._sums.of, storage, nbytes)) if self._sums.has_room() else None
-            )
+            made: Made = aside(make)
         except torch.OutOfMemoryError as error:
             self._refused(error)
             return None
-        return found
+        return made
 
 
 def _extent(version: Version, storage: torch.UntypedStorage) -> int:
