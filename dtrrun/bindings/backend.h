@@ -71,6 +71,7 @@ class PythonBackend : public Backend {
     checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), what.get()));
   }
   void constants_leave() override { checked(PyObject_CallMethod(part("eviction").get(), "constants_leave", nullptr)); }
+  void adopt_counted() override { checked(PyObject_CallMethod(part("eviction").get(), "adopt_counted", nullptr)); }
   bool exceeds() override {
     return checked(PyObject_CallMethod(part("eviction").get(), "exceeds", nullptr)).get() == Py_True;
   }

@@ -123,6 +123,8 @@ class Backend : public Program {
   virtual void counting_ended() {}
   // Called when the first constant is about to leave for the host.
   virtual void constants_leave() {}
+  // Enters what was only counted (census.h), as far as it can be found.
+  virtual void adopt_counted() {}
   // Called when an operator's reservation and locks have been released.
   virtual void room_given_back() {}
   virtual void changes(Change, Version*, Pin /*why*/, bool /*escapes*/) {}

@@ -199,10 +199,13 @@ void Eviction::let_results_leave() {
 }
 
 bool Eviction::let_constants_leave(int64_t most) {
-  if (!ledger_.tier || ledger_.constants_leave || most <= 0) return false;
+  if (!ledger_.tier || most <= 0) return false;
+  bool leave = ledger_.constants_leave, adopts = std::exchange(ledger_.some_unknown, false);
+  if (leave && !adopts) return false;
+  if (adopts) ledger_.backend.adopt_counted();
   ledger_.let_constants_leave();
   if (!constant_in_place_of(nullptr)) return false;
-  ledger_.backend.constants_leave();
+  if (!leave) ledger_.backend.constants_leave();
   return true;
 }
 

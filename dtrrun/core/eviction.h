@@ -109,8 +109,8 @@ class Eviction {
   VersionRef constant_in_place_of(Version* other);
   // Copies a version to the host, unless there is a copy, and frees its memory. Returns whether that was possible.
   bool send(Version* one);
-  // Nothing else could make room: constants may leave from now on. most: 0 if all is to be evicted, which is not worth that. Returns
-  // whether one can.
+  // Nothing else could make room: constants may leave from now on, those among them that were only counted. most: 0 if all is to be
+  // evicted, which is not worth that. Returns whether one can that could not before.
   bool let_constants_leave(int64_t most);
   // Gives up a copy of what is in memory, since there is no place for another. Returns whether there was one.
   bool give_up_copy() const;

@@ -79,6 +79,7 @@ class Eviction:
         self.reach = -1  # on a GPU: what tensors could use without fragmentation
         self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; has it grown?
         self.constants_leave: Callable[[], None] = lambda: None  # called when the first one is about to
+        self.adopt_counted: Callable[[], None] = lambda: None  # enters what has only been counted
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget.

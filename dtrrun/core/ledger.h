@@ -64,6 +64,7 @@ class Ledger {
   Constants constants;             // empty until some have to leave
   Census* census = nullptr;          // null: everything has a version
   int64_t census_bytes = 0;       // the part of `resident_bytes` that is of storages without versions
+  bool some_unknown = false;      // whether counting has left some behind that nobody has looked for
   int64_t least_copy_bytes = 4096;  // what is smaller is not worth a copy on the host
   int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is of constants on the host
   Backend& backend;

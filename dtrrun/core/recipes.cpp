@@ -23,6 +23,7 @@ void Recipes::end_counting() {
   ledger_.census->counting = false;
   ledger_.backend.counting_ended();
   ledger_.settle();
+  ledger_.some_unknown = ledger_.census_bytes > 0;
   for (Version* one : ledger_.versions.all()) {
     if (!one->constant()) make_constant(one, pins::COUNTED);
     if (one->pin == pins::UNINITIALISED) one->pin = pins::COUNTED;  // it may have been written to

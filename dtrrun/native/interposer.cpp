@@ -200,6 +200,13 @@ PyObject* count_only(PyObject*, PyObject* share) {
   });
 }
 
+PyObject* adopt_counted(PyObject*, PyObject* tensors) {
+  return guarded([&]() -> PyObject* {
+    if (interposer) interposer->adopt_counted(tensors);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* stay(PyObject*, PyObject* tensors) {
   return guarded([&] { return PyBool_FromLong(interposer && interposer->stay(tensors)); });
 }
@@ -381,6 +388,8 @@ PyMethodDef session_functions[] = {
     {"count_only", count_only, METH_O,
      "count_only(share): between two steps: only count operators from now on, if memory is ample: tensors take at most one in so\n"
      "many bytes of the limit."},
+    {"adopt_counted", adopt_counted, METH_O,
+     "adopt_counted(tensors): enter those in a list, and the gradients of those, that have only been counted."},
     {"stay", stay, METH_O,
      "stay(tensors): return whether the tensors in a list stay in memory without a lock, because operators are only counted."},
     {"counters", counters, METH_NOARGS,

@@ -193,6 +193,19 @@ class Interposer final : public Turns {
     return Placeholders::own().is_memory(*touched_) || Placeholders::own().make_memory(*touched_, storage.get());
   }
 
+  // Enters those of these tensors, and of their gradients, that have only been counted.
+  void adopt_counted(PyObject* tensors) {
+    auto adopt = [&](const at::Tensor& one) {
+      if (!one.defined() || !one.unsafeGetTensorImpl()->has_storage()) return;
+      const c10::StorageImpl* storage = one.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      if (own_.knows(storage) && OwnStorages::is_counted(storage)) describer_.known_or_adopted(one);
+    };
+    for (PyObject* one : Items(tensors)) {
+      const at::Tensor& tensor = tensor_of(one);
+      adopt(tensor);
+      if (tensor.defined()) adopt(tensor.unsafeGetTensorImpl()->grad());
+    }
+  }
   // Returns true if these tensors stay in memory without a lock: operators are only counted, and nothing may be evicted.
   bool stay(PyObject* tensors) const {
     if (!ledger.counting() || ledger.tier) return false;

@@ -55,12 +55,13 @@ class Host:
         """warn: shows the user one line. costs: ns for each byte out and in, if they need not be measured."""
         self._dtr, self._native, self._warn, self._costs = dtr, native, warn, costs
         self._modelled = settings.cost == "model" or costs is not None
-        self._budget = NO_HOST if settings.budget_bytes is None else settings.host_budget
+        self._budget = settings.host_budget
         self._where = ""
 
     def open(self) -> None:
         """Let constants leave, if there is a place for them. Called when a session begins.
 
+        Also without a budget, since one may be set later.
         Raises OSError if the user's folder can't be used.
         """
         if self._budget == NO_HOST:

@@ -174,6 +174,7 @@ class Session:
         self.interposer = self.device.make_interposer(
             self._native, self.callbacks, self._threaded, self.alert
         )
+        self.dtr.eviction.adopt_counted = self.interposer.adopt_counted
         self._started_ns = now_ns()
         self._waits, self._own_time = ProcessorWait(), OwnTime(5)
         self._waited_ns = self._waits.ns()

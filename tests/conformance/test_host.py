@@ -197,6 +197,41 @@ def test_a_block_brings_all_of_it_back(tmp_path):
     assert all(one.untyped_storage().data_ptr() for one in tensors)
 
 
+@pytest.mark.parametrize("first", [None, "40MB"])
+def test_a_budget_that_is_set_once_operators_have_only_been_counted(first, tmp_path):
+    """State may leave from then on, and so may gradients and others that have had no version until then."""
+
+    def program(shrink=lambda: None):
+        model = mlp(DEPTH, WIDTH)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+        for step in range(7):
+            inputs, targets = batch(16, WIDTH)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            kept = [torch.full((WIDTH, WIDTH), float(one)) for one in range(DEPTH)]
+            if step == 4:
+                shrink()
+            optimizer.step()
+        return model, optimizer, kept
+
+    def shrink():
+        assert session.ledger.counting
+        session.ledger.collect_dead()
+        assert session.ledger.census_bytes > 1.8 * WEIGHTS
+        session.set_budget(2 * WEIGHTS)
+        assert session.ledger.resident_bytes <= 2 * WEIGHTS
+        session.ledger.step_peak_bytes = 0
+
+    expected = plain(program)
+    with dtrrun.budget(first, host_budget=f"100MB:{tmp_path}") as session:
+        found = outcome(lambda: program(shrink))[1]
+        report = session.report()
+        assert session.ledger.step_peak_bytes <= 2 * WEIGHTS
+    assert_same(expected, found, "with a budget set later")
+    assert report["left_peak_bytes"] > 3 * WEIGHTS
+    assert min(report["copies_out"], report["copies_in"]) > 0
+
+
 def test_no_state_leaves_while_something_else_can_be_evicted(tmp_path):
     """The tier that is there by default changes no decision at budgets that suffice without it."""
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from native import native
 
+AHEAD = "gpu/host_tier::copies_ahead[False] gpu/host_tier::copies_ahead[True]"
+CHANGES = "gpu/host_tier::what_is_copied_ahead_may_change_or_go"
+CURRENT = "c10::impl::VirtualGuardImpl(home().device_type()).getStream(home().device())"
+
 # Of each: what goes wrong, the code with the piece that is replaced, what is put in its place, who notices.
 # fmt: off
 
@@ -35,7 +39,9 @@ native(
      "return «stay.count(one->pin) == 0» && ledger_.backend.has_storage(one);", "true",
      "host::memory_that_other_code_can_reach_stays"),
     ("constants stay, although nothing else could make room",
-     "if (!ledger_.tier || «ledger_.constants_leave» || most <= 0)", "true", "host::optimizers[each]"),
+     "if («!ledger_.tier || most <= 0») return false; bool leave", "true", "host::optimizers[each]"),
+    ("what was only counted stays", "if (adopts) «ledger_.backend.adopt_counted();»", "",
+     "host::a_budget_that_is_set_once_operators_have_only_been_counted[40MB]"),
     ("copies of what is in memory make no room for others",
      "if («!one->resident || !one->host») continue; one->host.reset();", "true", "host::a_full_disk"),
     ("results are copied although recomputing them takes less",
@@ -55,6 +61,34 @@ native(
     "the host tier", "core/ledger.h",
     ("a copy on the host outlives the content", "«one->host.reset();» }  // Returns all versions", "",
      "host::a_copy_is_kept_until_the_content_changes"),
+)
+native(
+    "copies between streams", "host_tier.h",
+    ("a copy does not wait for what the program did before", "«ready.block(stream);»", "", AHEAD),
+    ("a copy waits for another stream than the main one", "ready.record(«home()»);", CURRENT, AHEAD),
+    ("memory that comes back is taken from another stream than the main one", "OnStream now(«home()»);",
+     CURRENT, AHEAD),
+    ("the program does not wait for a copy", "if (event == nullptr) «await(*done);» else", "", AHEAD),
+    ("the main stream does not wait for a copy", "«event.block(home());» c10::Stream current", "", AHEAD),
+    ("the stream that the program is on does not wait for a copy", "if («current != home()») event.block(current);",
+     "false", AHEAD),
+)
+native(
+    "copies between streams", "core/host.h",
+    ("what has been brought back ahead is used before the copy is over",
+     "if (copy.brought) { «wait_for(copy, clock);»", "", AHEAD),
+    ("a copy under way is not waited for when it is given up",
+     "HostCopy::~HostCopy() { «tier->let_go(*this);»", "", CHANGES),
+)
+native(
+    "copies between streams", "core/eviction.h",
+    ("memory is freed before the copy that was ordered ahead is over",
+     "«tier.wait_for(*one->host, ledger_.clock);» one->host->last_access", "", AHEAD),
+    ("what is being copied out may be freed", "«next->host->read = std::move(storage);»", "", CHANGES),
+    ("what was being copied out is freed before the copy is over",
+     "«tier.wait_for(*sent->host, ledger_.clock);»", "sent->host->read.reset();", CHANGES),
+    ("memory into which something comes back is freed before the copy is over",
+     "«last->host->tier->let_go(*last->host);»", "", AHEAD),
 )
 native(
     "recipes", "core/recipes.h",

@@ -6,6 +6,7 @@ program, and asks what it does not know.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -196,6 +197,14 @@ class Interposer:
     def count_only(self) -> None:
         """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`)."""
         self.native.count_only(AMPLE)
+
+    def adopt_counted(self) -> None:
+        """Enter what operators that were only counted have made, so that it may leave for the host.
+
+        What neither Python nor a leaf's gradient refers to can't be found, and stays.
+        """
+        tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+        self.native.adopt_counted(tensors)
 
     # -- in PyTorch's Python ---------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def head(dtr: DTR, step: int, last: int, cost: str) -> Facts:
     }
     if cost == "model":
         facts["rates"] = rates_of(ledger.device_type)[:2]
-    if ledger.host is not None and ledger.host_costs is not None:
+    if ledger.budget_bytes is not None and ledger.host is not None and ledger.host_costs is not None:
         host = ledger.host
         facts["host"] = [host["most_bytes"], *ledger.host_costs, ledger.results_leave, host["overlaps"]]
         facts["constants_leave"] = ledger.constants_leave
