@@ -1,12 +1,15 @@
 """Weights, gradients and optimizer state leave a GPU for pinned memory: same bits in less than they take."""
 
+import ctypes
+import random
+
 import pytest
 import torch
-from gpu_programs import DEVICE, MIB, beside, forget
+from gpu_programs import DEVICE, HOLLOW, MIB, beside, forget
 from torch import nn
 
 import dtrrun
-from dtrrun.core.host import ALWAYS
+from dtrrun.core.host import ALWAYS, NEVER
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -127,29 +130,110 @@ def test_copies_ahead(beside_main):
     assert host["copies_out"] > host["ahead_out"]
 
 
-def test_what_is_copied_ahead_may_change_or_go():
-    """The copy that is under way is waited for, and given up."""
+def constant():
+    return torch.randn(512, WIDTH).to(DEVICE)  # 2 MB
 
-    def constant():
-        return torch.randn(512, WIDTH).to(DEVICE)
 
-    def program():
-        torch.manual_seed(6)
-        kept = [constant() for _ in range(32)]
-        for turn in range(3):
-            for place in range(len(kept)):
-                kept[place].mul_(1.5)
-                kept[place - 1].add_(1)
-                if place % 3 == turn:
-                    kept[place - 2] = constant()
-        return [one.cpu() for one in kept]
-
+def check_inside(program, nbytes, results_leave=NEVER):
+    """Check that a program computes the same with so much room for its tensors. Return the host's figures."""
     expected = program()
-    with dtrrun.budget(room_for(44 * MIB), DEVICE, verify=True, cost="model", host_budget="500MB") as session:
+    with dtrrun.budget(room_for(nbytes), DEVICE, verify=True, cost="model", host_budget="500MB") as session:
+        session.ledger.results_leave = results_leave
         session.ledger.let_constants_leave()
         found = program()
         report, host = session.report(), session.ledger.host
     assert all(map(torch.equal, found, expected))
     assert report["mismatches"] == []
-    assert host["ahead_out"] > 0
     assert report["host_bytes"] <= 64 * MIB
+    return host
+
+
+def write_again(tensors):
+    """In a session, write what they contain to those that are in memory: some are being copied."""
+    session = dtrrun.current()
+    for one in tensors if session else ():
+        version = session.callbacks.version_of(one)
+        if version is not None and version.resident:
+            one.mul_(1)
+
+
+def ask_for_memory(nbytes):
+    """Write to memory of PyTorch's allocator that is no tensor's, as libraries do."""
+    if not HOLLOW:
+        return
+    memory, stream = torch.cuda.caching_allocator_alloc(nbytes), torch.cuda.current_stream().cuda_stream
+    ctypes.CDLL(None).cudaMemsetAsync(*map(ctypes.c_void_p, (memory, 0, nbytes, stream)))
+    torch.cuda.caching_allocator_delete(memory)
+
+
+def test_what_is_copied_ahead_may_change_or_go():
+    """Copies under way are waited for, or given up. Others ask for memory meanwhile."""
+
+    def program():
+        torch.manual_seed(6)
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        choose = random.Random(6)
+        kept = [constant() for _ in range(32)]
+        for step in range(100):
+            one, other = choose.sample(range(len(kept)), 2)
+            match choose.randrange(3):
+                case 0:
+                    kept[one].mul_(1.5)
+                case 1:
+                    kept[one] = constant()
+                case 2:
+                    kept[one].add_(kept[other])
+            if step % 5 == 0:
+                write_again(kept)
+            if step % 30 == 7:
+                for place in range(16):
+                    kept[place] = None
+                    ask_for_memory(2 * MIB)
+                kept[:16] = [constant() for _ in range(16)]
+        kept[5].add_(kept[6])
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            write_again(kept)
+        main.wait_stream(side)
+        return [kept.pop().cpu() for _ in range(len(kept))]
+
+    assert check_inside(program, 44 * MIB)["ahead_out"] > 0
+
+
+def test_results_that_are_copied_ahead():
+    """They may be released meanwhile, and they may come back ahead, too."""
+
+    def program():
+        torch.manual_seed(6)
+        first, kept, found = constant(), [constant()], []
+        for _ in range(3):
+            for _ in range(30):
+                kept.append(kept[-1].sin() + first)
+            del kept[:-1]
+        for _ in range(30):
+            kept.append(kept[-1].sin() + first)
+        del kept[-12:]
+        while len(kept) > 4:  # there is room, so those that follow come back, too
+            found.append(kept.pop().sum())
+        return [one.cpu() for one in found]
+
+    host = check_inside(program, 44 * MIB, ALWAYS)
+    assert min(host["ahead_in"], host["ahead_out"]) > 4
+
+
+def test_copies_out_for_another_stream():
+    """They wait for the main stream."""
+
+    def program():
+        torch.manual_seed(6)
+        side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        kept, session = [constant() for _ in range(32)], dtrrun.current()
+        for one in kept[-8:]:
+            side.wait_stream(main)
+            one.mul_(2)
+            with torch.cuda.stream(side):  # an operator needs room
+                if session:
+                    assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(one))
+        return [one.cpu() for one in kept]
+
+    assert check_inside(program, 44 * MIB)["copies_in"] > 8

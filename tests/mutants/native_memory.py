@@ -6,6 +6,8 @@ from native import native
 
 AHEAD = "gpu/host_tier::copies_ahead[False] gpu/host_tier::copies_ahead[True]"
 CHANGES = "gpu/host_tier::what_is_copied_ahead_may_change_or_go"
+RESULTS = "gpu/host_tier::results_that_are_copied_ahead"
+OUT = "gpu/host_tier::copies_out_for_another_stream"
 CURRENT = "c10::impl::VirtualGuardImpl(home().device_type()).getStream(home().device())"
 
 # Of each: what goes wrong, the code with the piece that is replaced, what is put in its place, who notices.
@@ -65,18 +67,16 @@ native(
 native(
     "copies between streams", "host_tier.h",
     ("a copy does not wait for what the program did before", "«ready.block(stream);»", "", AHEAD),
-    ("a copy waits for another stream than the main one", "ready.record(«home()»);", CURRENT, AHEAD),
-    ("memory that comes back is taken from another stream than the main one", "OnStream now(«home()»);",
-     CURRENT, AHEAD),
+    ("a copy waits for another stream than the main one", "ready.record(«home()»);", CURRENT, OUT),
     ("the program does not wait for a copy", "if (event == nullptr) «await(*done);» else", "", AHEAD),
     ("the main stream does not wait for a copy", "«event.block(home());» c10::Stream current", "", AHEAD),
-    ("the stream that the program is on does not wait for a copy", "if («current != home()») event.block(current);",
-     "false", AHEAD),
+    ("the stream that the program is on does not wait for a copy",
+     "if («current != home()») event.block(current);", "false", CHANGES),
 )
 native(
     "copies between streams", "core/host.h",
     ("what has been brought back ahead is used before the copy is over",
-     "if (copy.brought) { «wait_for(copy, clock);»", "", AHEAD),
+     "if (copy.brought) { «wait_for(copy, clock);»", "", RESULTS),
     ("a copy under way is not waited for when it is given up",
      "HostCopy::~HostCopy() { «tier->let_go(*this);»", "", CHANGES),
 )
@@ -85,8 +85,6 @@ native(
     ("memory is freed before the copy that was ordered ahead is over",
      "«tier.wait_for(*one->host, ledger_.clock);» one->host->last_access", "", AHEAD),
     ("what is being copied out may be freed", "«next->host->read = std::move(storage);»", "", CHANGES),
-    ("what was being copied out is freed before the copy is over",
-     "«tier.wait_for(*sent->host, ledger_.clock);»", "sent->host->read.reset();", CHANGES),
     ("memory into which something comes back is freed before the copy is over",
      "«last->host->tier->let_go(*last->host);»", "", AHEAD),
 )
