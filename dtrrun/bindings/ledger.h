@@ -343,6 +343,15 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          const Ledger& ledger = core_of(self).ledger;
          return guarded([&] { return PyLong_FromLongLong(largest_copy(ledger.versions.all(), ledger.backend)); });
        }, METH_NOARGS, "The bytes that a copy of a constant may take."},
+      {"use", [](PyObject* self, PyObject* device) -> PyObject* {
+         return guarded([&] {
+           Ledger& ledger = core_of(self).ledger;
+           int64_t before = ledger.device, wanted = as_number(device);
+           if (wanted < 0 || wanted > UINT8_MAX) throw std::out_of_range("no such device");
+           ledger.use(wanted);
+           return PyLong_FromLongLong(before);
+         });
+       }, METH_O, "Use a device from now on: the figures are those of its tensors. Returns the one that was in use."},
       {"take_away", of_version<&Ledger::take_away>, METH_O, "Note that the program takes a constant away, and will bring it back."},
       {"weigh", walk_weigh, METH_NOARGS, "The keys of the constants worth a copy, and how many versions have been looked at."},
       {"carried", [](PyObject* self, PyObject* cut_age) -> PyObject* {
@@ -372,6 +381,8 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(least_bytes),
       DTRRUN_FIGURE(least_copy_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},
+      {"device", get_figure<&Ledger::device>, nullptr, nullptr, nullptr},
+      {"devices", [](PyObject* self, void*) { return PyLong_FromLongLong(core_of(self).ledger.devices()); }, nullptr, nullptr, nullptr},
       {"left_bytes", get_figure<&Ledger::left_bytes>, nullptr, nullptr, nullptr},
       {"results_leave",
        [](PyObject* self, void*) { return PyLong_FromLongLong(static_cast<int64_t>(core_of(self).ledger.results_leave)); },

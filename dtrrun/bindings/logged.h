@@ -26,7 +26,7 @@ struct LoggedOperator : LoggedFlags {
   };
   std::vector<Made> made;
   std::vector<std::vector<size_t>> lists;  // by place of its lists, the holes there; none if it can't be split
-  int64_t cost;
+  int64_t cost, device = 0;
 };
 
 // Returns the part of an operator on lists that handles the places from `begin` to `end`. cost: of this part, in ns.
@@ -36,6 +36,7 @@ inline LoggedOperator part_of(const LoggedOperator& whole, size_t begin, size_t 
     for (size_t hole : whole.lists[place]) omitted[hole] = place < begin || place >= end;
   LoggedOperator part{};
   static_cast<LoggedFlags&>(part) = whole;
+  part.device = whole.device;
   part.taken = whole.taken;
   std::vector<size_t> hole_of(whole.inputs.size());  // in the part
   for (size_t hole = 0; hole < whole.inputs.size(); hole++) {
@@ -181,6 +182,8 @@ inline int64_t number_fact(PyObject* facts, const char* name) {
   if (found == nullptr) raise_key_error(name);
   return number_of(found);
 }
+// Returns the device of an operator or of a storage.
+inline int64_t device_fact(PyObject* facts) { return fact(facts, "device") == nullptr ? 0 : number_fact(facts, "device"); }
 // Calls `function` with each item of a fact that is a list, if there is one of this name.
 template <class Function>
 void each_fact(PyObject* facts, const char* name, const Function& function) {
@@ -238,6 +241,7 @@ inline LoggedOperator read_operator(PyObject* signature, PyObject* again, int64_
     if (!PyArg_ParseTuple(checked(PySequence_Tuple(output)).get(), "LLLs", &where, &number, &nbytes, &kind)) raise();
     made.made.push_back({where, number, nbytes, as_kind(kind)});
   });
+  made.device = device_fact(facts);
   made.view = is_fact(facts, "view");
   made.untouching = is_fact(facts, "untouching");
   made.reshapes = is_fact(facts, "reshapes");
@@ -441,6 +445,7 @@ struct LoggedRunObject {
   }
   void run(const LoggedOperator& of) {
     Core& core = core_of(ledger);
+    Ledger::Using now(core.ledger, of.device);
     core.ledger.collect_dead();
     if (of.is_short) {  // a view that is in memory
       Version* first = version(of.inputs.at(0));
@@ -458,7 +463,7 @@ struct LoggedRunObject {
       Place where = one.kind == NewStorage::ELSEWHERE ? Place::OTHER_DEVICE
                     : one.kind == NewStorage::FOREIGN ? Place::FOREIGN_MEMORY
                                                       : Place::OURS;
-      StorageRef content = new_content(one.nbytes, where);
+      StorageRef content = new_content(one.nbytes, where, of.device);
       (*contents)[one.number] = content;
       made.push_back({one.where, content.get(), one.kind});
     }
@@ -475,6 +480,7 @@ struct LoggedRunObject {
   }
   void fail(const LoggedOperator& of) {
     Core& core = core_of(ledger);
+    Ledger::Using now(core.ledger, of.device);
     core.ledger.collect_dead();
     LoggedCall call(of, versions(of.inputs));
     admit(core, of, call);
@@ -491,7 +497,8 @@ struct LoggedRunObject {
     core.ledger.collect_dead();
     StorageRef content = new_content(one.nbytes, pin == pins::OTHER_DEVICE     ? Place::OTHER_DEVICE
                                                  : pin == pins::FOREIGN_MEMORY ? Place::FOREIGN_MEMORY
-                                                                               : Place::OURS);
+                                                                               : Place::OURS,
+                                     device_fact(one.facts.get()));
     (*contents)[one.number] = content;
     VersionRef version = core.operators.adopt(content.get(), pins::CONSTANT);
     version->pin = pin;

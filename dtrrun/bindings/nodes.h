@@ -326,6 +326,7 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
       {"mutations", T_LONGLONG, NODE + offsetof(Version, mutations), 0, nullptr},
       {"extent", T_LONGLONG, NODE + offsetof(Version, extent), 0, nullptr},
       {"locks", T_LONGLONG, NODE + offsetof(Version, locks), 0, nullptr},
+      {"device", T_UBYTE, NODE + offsetof(Version, device), 0, nullptr},
       {"readers", T_LONGLONG, NODE + offsetof(Version, readers), READONLY, nullptr},
       {"resident", T_BOOL, NODE + offsetof(Version, resident), 0, nullptr},
       {"released", T_BOOL, NODE + offsetof(Version, released), READONLY, nullptr},

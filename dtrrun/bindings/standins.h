@@ -12,6 +12,7 @@ struct ContentObject {
   PyObject_HEAD
   int64_t nbytes;
   Place place;
+  int64_t device;
   std::vector<Version*>* versions;  // the present one, and others that check whether this still exists; neither side owns the other
 };
 
@@ -39,10 +40,11 @@ inline void forget_content(Version* version) {
   all.erase(std::remove(all.begin(), all.end(), version), all.end());
 }
 
-inline StorageRef new_content(int64_t nbytes, Place place = Place::OURS) {
+inline StorageRef new_content(int64_t nbytes, Place place = Place::OURS, int64_t device = 0) {
   Ref made = checked(content_type->tp_alloc(content_type, 0));
   as_content(made.get())->nbytes = nbytes;
   as_content(made.get())->place = place;
+  as_content(made.get())->device = device;
   as_content(made.get())->versions = new std::vector<Version*>;
   return StorageRef::take(as_storage_of(made.release()));
 }
@@ -58,6 +60,7 @@ inline VersionRef version_of_stand_in(PyObject* storage, PyObject* on_death) {
   as_content(storage)->versions->push_back(version);
   as_stand_in(version)->content = as_content(storage);
   version->key = reinterpret_cast<int64_t>(storage);
+  version->device = static_cast<uint8_t>(as_content(storage)->device);
   if (PyCFunction_Check(on_death) && PyCapsule_CheckExact(PyCFunction_GET_SELF(on_death)))
     as_stand_in(version)->told = new Told(*static_cast<Told*>(PyCapsule_GetPointer(PyCFunction_GET_SELF(on_death), nullptr)));
   return made;
@@ -169,10 +172,11 @@ inline PyTypeObject* make_content_type(const std::string& module) {
   auto create = [](PyTypeObject*, PyObject* args, PyObject* named) -> PyObject* {
     long long nbytes;
     int ours = 1, elsewhere = 0;
-    static const char* names[] = {"nbytes", "ours", "elsewhere", nullptr};
-    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$pp", const_cast<char**>(names), &nbytes, &ours, &elsewhere)) return nullptr;
+    long long device = 0;
+    static const char* names[] = {"nbytes", "ours", "elsewhere", "device", nullptr};
+    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$ppL", const_cast<char**>(names), &nbytes, &ours, &elsewhere, &device)) return nullptr;
     Place place = elsewhere ? Place::OTHER_DEVICE : ours ? Place::OURS : Place::FOREIGN_MEMORY;
-    return guarded([&] { return as_object(new_content(nbytes, place)).release(); });
+    return guarded([&] { return as_object(new_content(nbytes, place, device)).release(); });
   };
   auto destroy = [](PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
@@ -191,7 +195,7 @@ inline PyTypeObject* make_content_type(const std::string& module) {
       {Py_tp_new, reinterpret_cast<void*>(+create)},
       {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
       {Py_tp_members, members},
-      {Py_tp_doc, const_cast<char*>("Content(nbytes, *, ours=True, elsewhere=False): stands in for a storage. ours: its memory is of our "
+      {Py_tp_doc, const_cast<char*>("Content(nbytes, *, ours=True, elsewhere=False, device=0): stands in for a storage. ours: its memory is of our "
                                     "allocator's. elsewhere: it is on another device.")},
       {0, nullptr},
   };

@@ -78,7 +78,7 @@ class Deallocation {
     std::vector<VersionRef> idle;
     int64_t excess = -allowed;
     for (VersionRef& one : ledger_.scratch.all()) {
-      if (one->locks != 0) continue;
+      if (one->locks != 0 || one->device != ledger_.device) continue;
       excess += one->nbytes;
       idle.push_back(std::move(one));
     }

@@ -88,6 +88,7 @@ bool Eviction::is_dear(Version* one, int64_t cost) {
 }
 
 bool Eviction::evict_if_possible(Version* one) {
+  Ledger::Using now(ledger_, one);
   if (one->constant()) return may_leave(one) && send(one);
   StorageRef storage = ledger_.backend.storage_of(one);
   if (!may_be_evicted(one) || !recipes_.secure(one)) return false;
@@ -129,6 +130,7 @@ void Eviction::evict(Version* one, const StorageRef& storage) {
 bool Eviction::could_leave(const Version* one) const {
   static const std::unordered_set<Pin> stay{pins::FOREIGN_MEMORY, pins::HANDED_OUT, pins::OTHER_DEVICE,      pins::PINNED,
                                             pins::READ_UNSEEN,    pins::SHARED,     pins::SHARED_BY_THREADS, pins::UNINITIALISED};
+  if (one->device != 0) return false;  // the host tier copies on the first device's stream
   if (!Constants::has(one) || !one->resident || one->escaped || one->fixed || one->away || one->scratch || one->copy) return false;
   return stay.count(one->pin) == 0 && ledger_.backend.has_storage(one);
 }
@@ -183,7 +185,7 @@ bool Eviction::is_copied(Version* one) const {
 }
 
 bool Eviction::may_be_copied(const Version* one) const {
-  if (ledger_.results_leave == ResultsLeave::NEVER || one->nbytes < ledger_.least_copy_bytes) return false;
+  if (ledger_.results_leave == ResultsLeave::NEVER || one->device != 0 || one->nbytes < ledger_.least_copy_bytes) return false;
   if (one->scratch || one->escaped || one->fixed) return false;
   return one->host || ledger_.tier->has_room(one->nbytes);
 }
@@ -210,6 +212,7 @@ bool Eviction::let_constants_leave(int64_t most) {
 }
 
 void Eviction::bring_back(Version* one) {
+  Ledger::Using now(ledger_, one);
   struct Locked {
     VersionRef version;
     explicit Locked(Version* one) : version(one) { one->locks++; }
@@ -237,6 +240,7 @@ void Eviction::bring_back(Version* one) {
 // -- copies ahead ----------------------------------------------------------------------------------------------
 
 void Eviction::send_ahead() {
+  if (ledger_.device != 0) return;
   HostTier& tier = *ledger_.tier;
   if (!tier.overlaps || !tier.is_idle(tier.out(), ledger_.clock)) return;
   settle_sent();
@@ -270,6 +274,7 @@ void Eviction::note_left(Version* one) {
 }
 
 void Eviction::fetch_ahead() {
+  if (ledger_.device != 0) return;
   if (ledger_.age < fetch_from_) return;
   auto is_used = [](const WeakVersion& one) { return one.get() == nullptr || !one.get()->has_left() || !one.get()->host->brought; };
   brought_.erase(std::remove_if(brought_.begin(), brought_.end(), is_used), brought_.end());
@@ -298,6 +303,7 @@ Version* Eviction::next_to_return() {
 }
 
 bool Eviction::free_brought() {
+  if (ledger_.device != 0) return false;
   for (; !brought_.empty(); brought_.pop_back()) {
     Version* last = brought_.back().get();
     if (last == nullptr || !last->has_left() || !last->host->brought) continue;

@@ -39,7 +39,7 @@ class Eviction {
 
   // Returns whether a version may be evicted, provided that its recipe can be secured.
   bool may_be_evicted(const Version* one) const {
-    if (one->locks != 0 || !one->resident || one->constant()) return false;
+    if (one->locks != 0 || !one->resident || one->constant() || one->device != ledger_.device) return false;
     // Without the exception, one rematerialization could take exponential time under a limit that can't be kept.
     if (one->scratch) return !(goes_over() && ledger_.replaying != 0);
     return ledger_.backend.has_storage(one);  // if not, it has just died, and `collect_dead` accounts for it
@@ -52,7 +52,7 @@ class Eviction {
   bool evict_if_possible(Version* one);
 
   // Returns whether a constant may leave for the host if there is a place for it: only operators can reach its memory.
-  bool may_leave(const Version* one) const { return one->locks == 0 && could_leave(one); }
+  bool may_leave(const Version* one) const { return one->locks == 0 && one->device == ledger_.device && could_leave(one); }
   // The same, whether it is locked or not.
   bool could_leave(const Version* one) const;
   // What it costs, in ns, to bring a version back, and before that to copy it out if there is no copy.

@@ -76,10 +76,19 @@ class Eviction:
         self.exceeded_by = ""  # the operator for which the limit was raised last
         self.adapting: Adapting | None = None  # under `raise`
         self._refusal = Refusal("", 0, 0)  # the latest one
-        self.reach = -1  # on a GPU: what tensors could use without fragmentation
+        self._reach: dict[int, int] = {}  # by device
         self.refresh: Callable[[], bool] = lambda: False  # on a GPU: measure it again; has it grown?
         self.constants_leave: Callable[[], None] = lambda: None  # called when the first one is about to
         self.adopt_counted: Callable[[], None] = lambda: None  # enters what has only been counted
+
+    @property
+    def reach(self) -> int:
+        """On a GPU: what tensors could use without fragmentation; otherwise -1."""
+        return self._reach.get(self._ledger.device, -1)
+
+    @reach.setter
+    def reach(self, nbytes: int) -> None:
+        self._reach[self._ledger.device] = nbytes
 
     def make_room(self, nbytes: int, operator: str) -> None:
         """Evict until `nbytes` more fit into the budget.
@@ -159,7 +168,11 @@ class Eviction:
         ledger = self._ledger
         pinned: dict[str, int] = {}
         for version in (*ledger.versions.values(), *ledger.scratch):
-            if version.resident and (version.locks or version.operation is None):
+            if (
+                version.device == ledger.device
+                and version.resident
+                and (version.locks or version.operation is None)
+            ):
                 # A constant stays whether it is in use or not, unless it could leave.
                 constant = version.operation is None and not (version.locks and self.could_leave(version))
                 reason = version.pin or "constant" if constant else "in use by the operator"
@@ -172,7 +185,8 @@ class Eviction:
         """Return the bytes of these versions and of all that can never be evicted. Locks don't count."""
         ledger = self._ledger
         constants = (one for one in ledger.versions.values() if one.resident and one.operation is None)
-        wanted = {id(one): one.nbytes for one in (*constants, *versions)}
+        all_of_them = (*constants, *versions)
+        wanted = {id(one): one.nbytes for one in all_of_them if one.device == ledger.device}
         blocks = sum(ledger.pinned_blocks().values())
         return sum(wanted.values()) + blocks + sum(ledger.overhead.values())
 

@@ -14,11 +14,12 @@
 namespace dtrrun {
 
 // Returns false if some operation that must run again for the targets can't, even with everything else evicted.
-inline bool fits_one_by_one(const Ledger& ledger, const std::vector<VersionRef>& targets) {
-  int64_t room = ledger.limit - ledger.reserved_bytes - ledger.resident_bytes;
+inline bool fits_one_by_one(Ledger& ledger, const std::vector<VersionRef>& targets) {
+  std::vector<int64_t> room;  // by device
+  ledger.each_device([&] { room.push_back(ledger.limit - ledger.reserved_bytes - ledger.resident_bytes); });
   auto stays = [&](const Version* one) { return one->constant() && !(ledger.tier && Constants::has(one)); };
   auto count = [&](const Version* one) {
-    if (one->resident && !stays(one)) room += one->nbytes;
+    if (one->resident && !stays(one)) room[one->device] += one->nbytes;
   };
   for (const Version* one : ledger.versions.all()) count(one);
   for (const VersionRef& one : ledger.scratch.all()) count(one.get());
@@ -38,10 +39,10 @@ inline bool fits_one_by_one(const Ledger& ledger, const std::vector<VersionRef>&
     for (Node* node : *maker) {
       const Version* source = as_version(node);
       if (stays(source) || !read.insert(source).second) continue;
-      need += source->nbytes;
+      if (source->device == one->device) need += source->nbytes;
       if (!source->resident && seen.insert(source).second) pending.push_back(source);
     }
-    if (need > room) return false;
+    if (need > room[one->device]) return false;
   }
   return true;
 }
@@ -162,6 +163,7 @@ class FrugalRun {
       if (!has_inputs(step)) return plan_again(step);
       if (left_ == 0) return false;
       left_--;
+      Ledger::Using now(ledger_, wanted.get());
       make_room(step);
       try {
         if (!run(wanted.get(), maker)) return false;
@@ -199,6 +201,7 @@ class FrugalRun {
     if (lacks_others) return false;
     step.each_input([&](Version* source) {
       if (source->resident) return;
+      Ledger::Using now(ledger_, source);
       make_room_for(source->nbytes, step);
       eviction_.bring_back(source);
       if (source->resident) lock(source);
@@ -370,7 +373,7 @@ class FrugalRun {
     return chosen != 0;
   }
   bool may_go(const Version* one) const {
-    if (one->locks != 1) return false;
+    if (one->locks != 1 || one->device != ledger_.device) return false;
     return one->constant() ? eviction_.could_leave(one) : one->nbytes >= ledger_.least_bytes;
   }
   // Returns roughly what recomputing a version costs, as of when it was made or found.

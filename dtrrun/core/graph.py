@@ -28,6 +28,7 @@ class Version:
     mutations: int  # number of mutations since the storage was made
     resident: bool
     locks: int  # > 0 while an operator needs it
+    device: int  # in whose account it is (`Ledger.use`)
     readers: int  # how often recipes read it
     operation: Operation | None  # its recipe; None for a constant
     pin: str | None  # why it can't be evicted
@@ -93,13 +94,13 @@ class Version:
 class Overwritten:
     """Stands in a recipe for an input that the operator overwrites completely without reading it.
 
-    nbytes: m(t), as for a version. size (in bytes), device: of the storage that a replay allocates.
+    nbytes: m(t), as for a version. size: of the storage that a replay allocates, in bytes.
     """
 
-    __slots__ = ("device", "nbytes", "size")
+    __slots__ = ("nbytes", "size")
 
-    def __init__(self, nbytes: int, size: int, device: Any) -> None:
-        self.nbytes, self.size, self.device = nbytes, size, device
+    def __init__(self, nbytes: int, size: int) -> None:
+        self.nbytes, self.size = nbytes, size
 
 
 class Operation:

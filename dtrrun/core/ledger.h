@@ -4,6 +4,7 @@
 // except constants that something evicted is computed from.
 #pragma once
 
+#include <array>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -27,9 +28,47 @@ enum class Decision : uint64_t { EMPTIED = 1, RESTORED, HELD, DROPPED, COPIED, P
 // Which of the versions with a recipe are copied to the host, in place of being recomputed. ALWAYS: for tests.
 enum class ResultsLeave : int64_t { NEVER, IF_CHEAPER, ALWAYS };
 
+// What the tensors of one device take, while another one is in use (`Ledger::use`).
+struct Account {
+  int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, copied_bytes = 0, brought_bytes = 0, reserved_bytes = 0;
+  int64_t peak_bytes = 0, step_peak_bytes = 0, plain_peak_bytes = 0, limit = UNLIMITED;
+  std::shared_ptr<Debts> debts = std::make_shared<Debts>();
+};
+
 class Ledger {
  public:
   Ledger(Backend& backend, void (*forget)(Version*)) : versions(forget), backend(backend) {}
+
+  // -- devices --
+
+  int64_t device = 0;  // the one in use: bytes below, peaks and the limit are those of its tensors
+
+  // Uses another device from now on.
+  void use(int64_t other) {
+    if (other != device) exchange(other);
+  }
+  // Uses a device while it lives.
+  class Using {
+   public:
+    Using(Ledger& ledger, int64_t device) : ledger_(ledger), before_(ledger.device) { ledger.use(device); }
+    Using(Ledger& ledger, const Version* of) : Using(ledger, of->device) {}
+    ~Using() { ledger_.use(before_); }
+    Using(const Using&) = delete;
+
+   private:
+    Ledger& ledger_;
+    const int64_t before_;
+  };
+  // Returns how many devices have been used.
+  int64_t devices() const { return std::max<int64_t>(static_cast<int64_t>(others_.size()), 1); }
+  // Calls function() with each device in use in turn.
+  template <class Function>
+  void each_device(const Function& function) {
+    for (int64_t i = 0; i < devices(); i++) {
+      Using now(*this, i);
+      function();
+    }
+  }
 
   int64_t age = 0;    // number of operators so far
   int64_t clock = 0;  // ns: the total cost of all operators run
@@ -85,6 +124,7 @@ class Ledger {
   }
   // Enters a version whose storage has memory now, and counts its bytes.
   void enter(Version* one) {
+    Using now(*this, one);
     versions.put(one);
     resident_bytes += one->nbytes;
     note_peak(resident_bytes);
@@ -184,6 +224,7 @@ class Ledger {
   // Accounts for what has been counted since the last call.
   void settle() {
     if (census == nullptr) return;
+    Using first(*this, int64_t{0});  // what others have is not counted
     int64_t now = census->bytes.load(std::memory_order_acquire);
     if (now == census_bytes && !census->any()) return;
     age += census->operators.exchange(0, std::memory_order_relaxed);
@@ -194,10 +235,11 @@ class Ledger {
   }
   // Called when what has a version takes more or fewer bytes.
   void tell_census() {
-    if (census != nullptr) census->others.store(resident_bytes - census_bytes, std::memory_order_release);
+    if (census != nullptr && device == 0) census->others.store(resident_bytes - census_bytes, std::memory_order_release);
   }
   // Accounts for a version of the program that is about to lose its memory: for the host if there is a copy.
   void emptied(Version* one) {
+    Using now(*this, one);
     decided(one->host ? Decision::LEFT : Decision::EMPTIED, one);
     one->resident = false;
     resident_bytes -= one->nbytes;
@@ -208,6 +250,7 @@ class Ledger {
   void constant_has_left(const Version* one) { left_peak_bytes = std::max(left_peak_bytes, left_bytes += one->nbytes); }
   // Accounts for an evicted version of the program that has its memory back.
   void restored(Version* one) {
+    Using now(*this, one);
     decided(one->host ? Decision::RETURNED : Decision::RESTORED, one);
     if (one->constant()) left_bytes -= one->nbytes;
     one->resident = true;
@@ -218,6 +261,7 @@ class Ledger {
   }
   // Begins to bring back a version that has left, ahead of its use. Returns whether there is memory for it.
   bool fetch(Version* one) {
+    Using now(*this, one);
     StorageRef storage = backend.storage_of(one);
     if (!storage || !tier->fetch(*one->host, storage.get(), clock)) return false;
     one->host->brought_bytes = one->nbytes;
@@ -229,11 +273,13 @@ class Ledger {
   }
   // What was brought back ahead has been used, or is freed.
   void no_longer_brought(const Version* one) {
+    Using now(*this, one);
     brought_bytes -= one->nbytes;
     resident_bytes -= one->nbytes;
   }
   // Keeps a recomputed storage for a version that the program does not have.
   void hold_scratch(Version* one, StorageRef storage) {
+    Using now(*this, one);
     decided(Decision::HELD, one);
     scratch.add(one);
     scratch_bytes += one->nbytes;
@@ -244,6 +290,7 @@ class Ledger {
   }
   // Frees the memory that dtrrun holds for a version.
   void drop_scratch(Version* one) {
+    Using now(*this, one);
     decided(Decision::DROPPED, one);
     VersionRef kept(one);  // the list may hold the last reference
     if (scratch.remove(one)) {
@@ -256,6 +303,7 @@ class Ledger {
   }
   // Keeps a copy of a constant that is about to change, for as long as some recipe reads this version.
   void keep_copy(Version* one, StorageRef storage) {
+    Using now(*this, one);
     decided(Decision::COPIED, one);
     resident_bytes += one->nbytes;
     copied_bytes += one->nbytes;
@@ -281,7 +329,9 @@ class Ledger {
 
   bool some_died() const {
     bool counted = census != nullptr && (census->any() || census->bytes.load(std::memory_order_relaxed) != census_bytes);
-    return counted || dead->any() || debts->copied_bytes != 0 || debts->brought_bytes != 0 || debts->counted_bytes != 0;
+    auto owes = [](const Debts& one) { return one.copied_bytes != 0 || one.brought_bytes != 0 || one.counted_bytes != 0; };
+    if (counted || dead->any() || owes(*debts)) return true;
+    return std::any_of(others_.begin(), others_.end(), [&](const Account& one) { return owes(*one.debts); });
   }
 
   // Accounts for the storages that died since the last call.
@@ -302,12 +352,14 @@ class Ledger {
       versions.remove(one->key);
       gone(one);
     }
-    int64_t copied = std::exchange(debts->copied_bytes, 0);
-    copied_bytes -= copied;
-    int64_t brought = std::exchange(debts->brought_bytes, 0);
-    brought_bytes -= brought;
-    resident_bytes -= copied + brought + std::exchange(debts->counted_bytes, 0);
-    tell_census();
+    each_device([&] {
+      int64_t copied = std::exchange(debts->copied_bytes, 0);
+      copied_bytes -= copied;
+      int64_t brought = std::exchange(debts->brought_bytes, 0);
+      brought_bytes -= brought;
+      resident_bytes -= copied + brought + std::exchange(debts->counted_bytes, 0);
+      tell_census();
+    });
     if (before != resident_bytes) freed(before - resident_bytes);
   }
 
@@ -323,13 +375,14 @@ class Ledger {
   // -- operators in progress --
 
   void reserve(int64_t call, uint64_t thread, int64_t nbytes) {
-    reserved_.push_back({call, thread, nbytes});
+    reserved_.push_back({call, thread, nbytes, device});
     reserved_bytes += nbytes;
   }
   // Returns whether something was reserved for this call.
   bool give_back(int64_t call) {
     auto place = std::find_if(reserved_.begin(), reserved_.end(), [&](const auto& one) { return one.call == call; });
     if (place == reserved_.end()) return false;
+    Using now(*this, place->device);
     reserved_bytes -= place->nbytes;
     reserved_.erase(place);
     return true;
@@ -348,11 +401,29 @@ class Ledger {
   struct Reservation {
     int64_t call;
     uint64_t thread;
-    int64_t nbytes;
+    int64_t nbytes, device;
   };
+
+  void exchange(int64_t other) {
+    Account fresh;
+    if (budget_bytes >= 0) fresh.limit = budget_bytes;
+    while (others_.size() <= static_cast<size_t>(std::max(device, other))) {
+      others_.push_back(fresh);
+      others_.back().debts = std::make_shared<Debts>();
+    }
+    swap_with(others_[static_cast<size_t>(device)]);
+    swap_with(others_[static_cast<size_t>(other)]);
+    device = other;
+  }
+  void swap_with(Account& one) {
+    for (auto [own, figure] : FIGURES) std::swap(this->*own, one.*figure);
+    std::swap(debts, one.debts);
+  }
+  static const std::array<std::pair<int64_t Ledger::*, int64_t Account::*>, 10> FIGURES;
 
   // Accounts for a version that was in the table and that the program has released.
   void gone(Version* one) {
+    Using now(*this, one);
     if (one->constant_place != 0) constants.remove(one);
     if (one->constant() && one->has_left()) left_bytes -= one->nbytes;
     one->host.reset();  // a recipe may keep the version
@@ -372,6 +443,16 @@ class Ledger {
   }
 
   std::vector<Reservation> reserved_;
+  std::vector<Account> others_;  // by device; empty while there is one
 };
+
+inline const std::array<std::pair<int64_t Ledger::*, int64_t Account::*>, 10> Ledger::FIGURES{{
+    {&Ledger::resident_bytes, &Account::resident_bytes}, {&Ledger::evicted_bytes, &Account::evicted_bytes},
+    {&Ledger::scratch_bytes, &Account::scratch_bytes}, {&Ledger::copied_bytes, &Account::copied_bytes},
+    {&Ledger::brought_bytes, &Account::brought_bytes},
+    {&Ledger::reserved_bytes, &Account::reserved_bytes}, {&Ledger::peak_bytes, &Account::peak_bytes},
+    {&Ledger::step_peak_bytes, &Account::step_peak_bytes}, {&Ledger::plain_peak_bytes, &Account::plain_peak_bytes},
+    {&Ledger::limit, &Account::limit},
+}};
 
 }  // namespace dtrrun

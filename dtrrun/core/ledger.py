@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any
 
@@ -79,6 +80,8 @@ class Ledger:
     decisions: int  # number of decisions
     digest: int  # of the decisions: two runs of a program decide alike if both are equal
     policy: Policy
+    device: int  # the one in use: bytes, peaks and the limit are those of its tensors
+    devices: int  # how many have been used
     versions: dict[
         int, Version
     ]  # as a dict: the present version of each storage, in the order in which they came
@@ -122,6 +125,8 @@ class Ledger:
     mutated: Callable[[int, list[Version]], list[Version]]
     take_away: Callable[[Version], None]
     """Note that the program takes a constant away, and will bring it back (`core/away.h`)."""
+    use: Callable[[int], int]
+    """Use a device from now on. Returns the one that was in use."""
 
     def __init__(
         self,
@@ -143,8 +148,47 @@ class Ledger:
         # Kept alive: the program releases these at once (`torch.tensor(2.0)`), and what was computed from
         # them could then never be evicted.
         self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
-        self.overhead: dict[str, int] = {}  # bytes of the budget that are not tensors, by kind
+        self.lock: AbstractContextManager[Any] = nullcontext()  # held while another device is in use
+        self._overheads: dict[int, dict[str, int]] = {}  # by device
+        self._grants: dict[
+            int, tuple[int, int]
+        ] = {}  # by device: what was granted, and what it is exceeded to
         self.set_budget(budget_bytes)
+
+    # -- devices ---------------------------------------------------------------------------------
+
+    def on(self, device: int) -> AbstractContextManager[None]:
+        """Return a context in which another device is in use."""
+        return OnDevice(self, device) if device or self.devices > 1 else nullcontext()
+
+    @property
+    def overhead(self) -> dict[str, int]:
+        """Bytes of the device's budget that are not tensors, by kind."""
+        return self._overheads.setdefault(self.device, {})
+
+    @overhead.setter
+    def overhead(self, found: dict[str, int]) -> None:
+        self._overheads[self.device] = found
+
+    @property
+    def _granted(self) -> int:
+        known = self._grants.get(self.device)
+        return known[0] if known else UNLIMITED if self.budget_bytes is None else self.budget_bytes
+
+    @property
+    def _exceeded(self) -> int:
+        return self._grants.get(self.device, (UNLIMITED, 0))[1]
+
+    def in_turn(self) -> Iterator[int]:
+        """Use each device in turn, and then the present one again."""
+        for device in range(self.devices):
+            with self.on(device):
+                yield device
+
+    def most(self, figure: str) -> int:
+        """Return the largest of the devices' figures of this name."""
+        found: list[int] = [getattr(self, figure) for _ in self.in_turn()]
+        return max(found)
 
     @property
     def plain_bytes(self) -> int:
@@ -157,11 +201,12 @@ class Ledger:
     def set_budget(self, budget_bytes: int | None) -> None:
         """Change the budget. This evicts nothing by itself."""
         self.budget_bytes = budget_bytes
-        self._exceeded = 0
-        self.set_limit(UNLIMITED if budget_bytes is None else budget_bytes)
+        self._grants.clear()
+        for _ in self.in_turn():
+            self.set_limit(UNLIMITED if budget_bytes is None else budget_bytes)
         self.look_outside()
         # Smaller storages are not worth a search, unless the budget requires it.
-        self.least_bytes = min(1024, self._limit // 10_000)
+        self.least_bytes = min(1024, max(self._granted, self._exceeded) // 10_000)
         if self.pressure:
             for version in self.versions.values():  # some may have been too small for the previous budget
                 if version.operation is not None and version.resident:
@@ -169,12 +214,12 @@ class Ledger:
 
     def set_limit(self, nbytes: int) -> None:
         """Set what tensors may take: the budget, or on a GPU what it leaves for them."""
-        self._limit, self._granted = max(nbytes, self._exceeded), nbytes
-        self.limit = UNLIMITED if self.paused else self._limit
+        self._grants[self.device] = nbytes, self._exceeded
+        self.limit = UNLIMITED if self.paused else max(nbytes, self._exceeded)
 
     def exceed(self, nbytes: int) -> None:
         """Let tensors take this much from now on, whatever the budget."""
-        self._exceeded = nbytes
+        self._grants[self.device] = self._granted, nbytes
         self.set_limit(self._granted)
 
     @property
@@ -197,12 +242,14 @@ class Ledger:
     def no_eviction(self) -> NoEviction:
         """Disable eviction until the returned object is called or its context ends."""
         self.paused += 1
-        self.limit = UNLIMITED
+        for _ in self.in_turn():
+            self.limit = UNLIMITED
         return NoEviction(self)
 
     def _eviction_again(self) -> None:
         self.paused -= 1
-        self.set_limit(self._granted)
+        for _ in self.in_turn():
+            self.set_limit(self._granted)
 
     @property
     def evicting(self) -> bool:
@@ -267,9 +314,10 @@ class Ledger:
         if nbytes > SMALL_CONSTANT >= version.nbytes > 0:  # no longer keep it alive
             kept = [one for one in self.small_constants if self.key_of(one) != version.key]
             self.small_constants = deque(kept, self.small_constants.maxlen)
-        self.resident_bytes += nbytes - version.nbytes
-        version.nbytes = nbytes
-        self.note_peak(self.resident_bytes)
+        with self.on(version.device):
+            self.resident_bytes += nbytes - version.nbytes
+            version.nbytes = nbytes
+            self.note_peak(self.resident_bytes)
         if version.operation is not None:
             self.evictable(version)
 
@@ -278,7 +326,8 @@ class Ledger:
         version = self.graph.version(storage, self.on_death)
         self.enter(version)
         version.resident, version.nbytes, version.pin = False, nbytes, GIVEN_UP
-        self.evicted_bytes += nbytes
+        with self.on(version.device):
+            self.evicted_bytes += nbytes
 
     def count(self, owner: Any, nbytes: int, address: int, pin: str) -> None:
         """Account for memory at an address that is not a storage's, until its owner dies."""
@@ -305,6 +354,26 @@ class Ledger:
         for version in reversed(self.versions.values()):
             if version.operation is not None and not version.mutations:
                 yield version.age, version.operation.signature.operator.name, version.nbytes
+
+
+class OnDevice(AbstractContextManager[None]):
+    """The context that `Ledger.on` returns.
+
+    No other thread has a turn meanwhile, as it might use another device.
+    """
+
+    __slots__ = ("_before", "_device", "_ledger")
+
+    def __init__(self, ledger: Ledger, device: int) -> None:
+        self._ledger, self._device = ledger, device
+
+    def __enter__(self) -> None:
+        self._ledger.lock.__enter__()
+        self._before = self._ledger.use(self._device)
+
+    def __exit__(self, *exc: object) -> None:
+        self._ledger.use(self._before)
+        self._ledger.lock.__exit__(None, None, None)
 
 
 def beside_tensors(ledger: Any) -> int:

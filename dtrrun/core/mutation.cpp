@@ -6,6 +6,7 @@ namespace dtrrun {
 
 bool Copies::make(Version* constant) {
   StorageRef content = ledger_.memory_of(constant);
+  Ledger::Using now(ledger_, constant);
   if (!content || !(eviction_.try_room(constant->nbytes) || eviction_.goes_over())) return false;
   StorageRef copy = ledger_.backend.copy(content.get());
   if (!copy) return false;  // the system has no memory for it

@@ -199,9 +199,10 @@ class Operators {
   VersionRef adopt(Storage* storage, Pin pin) {
     Backend& backend = ledger_.backend;
     if (pin == pins::CONSTANT && backend.is_counted(storage)) return adopt_counted(storage);
+    Place place = backend.place_of(storage);  // first: the session may begin to use a device
     VersionRef version = new_version(storage);
     version->pin = pin;
-    Place place = backend.place_of(storage);
+    Ledger::Using now(ledger_, version.get());
     if (place == Place::OTHER_DEVICE) {  // neither counted nor recomputed from (a copy from the host is a constant)
       version->nbytes = 0;
       version->escaped = true;

@@ -19,6 +19,7 @@ class Recomputer {
   // error.
   bool run(Version* wanted, Recorded* maker, bool without_workspace) {
     Ledger& ledger = ledger_;
+    Ledger::Using here(ledger, wanted);
     Backend& backend = ledger.backend;
     dtrrun::Run now{wanted, maker, uses_of(maker), {}, {}};
     for (Node* source : *maker) {  // held, since a garbage collection while making room would free what only cycles hold
@@ -39,6 +40,7 @@ class Recomputer {
       drop(taken);
       throw;
     }
+    ledger.use(wanted->device);  // another thread may have had its turn
     drop(taken);
     now.held.clear();
     ledger.recomputed_ns += now.cost;

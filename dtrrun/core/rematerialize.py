@@ -92,7 +92,8 @@ class Rematerializer:
         lost = []
         for version in list(ledger.versions.values()):
             if version.alive and not version.resident:
-                room = ledger.resident_bytes + version.nbytes <= ledger.limit
+                with ledger.on(version.device):
+                    room = ledger.resident_bytes + version.nbytes <= ledger.limit
                 fits = room and self._eviction.evictions == before
                 if not ((fits or not fitting) and self.restore(version)):
                     lost.append(version)

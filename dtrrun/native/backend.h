@@ -50,10 +50,10 @@ class SessionBackend final : public PythonBackend {
     if (OwnStorages::can_watch(as_impl(storage))) {
       VersionRef made = new_version<StoredVersion>();
       take_storage(as_stored(made.get()), as_impl(storage));
-      return made;
+      return placed(std::move(made), storage);
     }
     Ref on_death = checked(make_on_death(ledger_, nullptr));
-    return dtrrun::version_over(as_python(storage).get(), on_death.get());
+    return placed(dtrrun::version_over(as_python(storage).get(), on_death.get()), storage);
   }
   bool is_counted(Storage* storage) const override { return OwnStorages::is_counted(as_impl(storage)); }
   VersionRef successor(Version* version) override {
@@ -61,10 +61,13 @@ class SessionBackend final : public PythonBackend {
     if (one->watch == nullptr) {
       VersionRef made = new_version<StoredVersion>();
       take_storage(as_stored(made.get()), one->storage);
+      made->device = version->device;
       return made;
     }
     Ref storage = referent(one), on_death = checked(make_on_death(ledger_, nullptr));
-    return dtrrun::version_over(storage.get(), on_death.get());
+    VersionRef made = dtrrun::version_over(storage.get(), on_death.get());
+    made->device = version->device;
+    return made;
   }
   int64_t size_of(Storage* storage) const override {
     if (!native_) return PythonBackend::size_of(storage);
@@ -147,9 +150,15 @@ class SessionBackend final : public PythonBackend {
     void* argument;
   };
 
+  // Notes which device a new version is on.
+  VersionRef placed(VersionRef made, Storage* storage) const {
+    if (native_ && native_->device.are_several())
+      made->device = static_cast<uint8_t>(std::max<int64_t>(native_->device.place_of(as_impl(storage)->device()), 0));
+    return made;
+  }
   bool may_run() const {
     return native_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0 && native_->device.is_bound() &&
-           native_->device.is_current() && native_->device.on_main_stream();
+           native_->device.is_current() && native_->device.on_main_streams();
   }
 
   PyObject* const ledger_;  // which owns this

@@ -1,5 +1,5 @@
-// The device of a session: the CPU, whose session gets every operator, or a GPU, whose session gets the operators that use it
-// (`runtime/cuda/session.py`).
+// The devices of a session: the CPU, whose session gets every operator, or GPUs, whose session gets the operators that use them
+// (`runtime/cuda/session.py`). A device's place is the order in which the session has begun to use it, and its number in the ledger.
 //
 // Uses none of CUDA's headers, which few machines have: PyTorch has one interface to all devices.
 #pragma once
@@ -8,7 +8,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <array>
 #include <optional>
+#include <vector>
 
 #include "python.h"
 
@@ -18,14 +20,16 @@ class Device {
  public:
   // model: for tests, an object of Python's that runs kernels, in place of a GPU's if `is_gpu`, on tensors of the CPU; or None.
   Device(const char* type, Ref model, bool is_gpu)
-      : ours_(type), model_(model.get() == Py_None ? Ref() : std::move(model)), is_gpu_(is_gpu) {}
+      : ours_(type), model_(model.get() == Py_None ? Ref() : std::move(model)), is_gpu_(is_gpu) {
+    places_.fill(-1);
+  }
 
   // A copy, without the model.
   explicit Device(const Device& other)
-      : ours_(other.ours_), is_gpu_(other.is_gpu_), guard_(other.guard_), main_stream_(other.main_stream_) {}
+      : ours_(other.ours_), is_gpu_(other.is_gpu_), guard_(other.guard_), places_(other.places_), main_streams_(other.main_streams_) {}
 
   bool is_cpu() const { return !is_gpu_; }
-  bool is_same(const Device& other) const { return ours_ == other.ours_ && main_stream_ == other.main_stream_; }
+  bool is_same(const Device& other) const { return ours_ == other.ours_ && main_streams_ == other.main_streams_; }
   bool is_modelled() const { return static_cast<bool>(model_); }
   // Has the model run an operator with these arguments. compute: a Python function that computes it. again: it is a replay.
   void run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* compute, bool again) const {
@@ -38,29 +42,66 @@ class Device {
   // The session has begun to use this device.
   void bind(c10::DeviceIndex index) {
     if (model_) {
-      main_stream_.emplace(c10::Stream::DEFAULT, ours_);
+      main_streams_.assign(1, c10::Stream(c10::Stream::DEFAULT, ours_));
       return;
     }
-    ours_.set_index(index);
-    guard_.emplace(ours_.type());
-    main_stream_ = guard_->getDefaultStream(ours_);
+    if (places_.at(static_cast<size_t>(index)) >= 0) return;
+    if (!guard_) {
+      ours_.set_index(index);
+      guard_.emplace(ours_.type());
+    }
+    places_[static_cast<size_t>(index)] = static_cast<int8_t>(main_streams_.size());
+    main_streams_.push_back(guard_->getDefaultStream(c10::Device(ours_.type(), index)));
   }
-  bool is_bound() const { return is_cpu() || main_stream_.has_value(); }
+  bool is_bound() const { return is_cpu() || !main_streams_.empty(); }
+  bool are_several() const { return main_streams_.size() > 1; }
 
+  // Returns the place of a device; -1 if memory there is not the session's.
+  int64_t place_of(c10::Device device) const {
+    if (ours_.is_cpu()) return device.is_cpu() ? 0 : -1;
+    return device.type() == ours_.type() && device.has_index() ? places_[static_cast<size_t>(device.index())] : -1;
+  }
+  c10::Device at(int64_t place) const { return main_streams_[static_cast<size_t>(place)].device(); }
   // Returns true if memory on `device` is the session's.
-  bool has(c10::Device device) const { return ours_.is_cpu() ? device.is_cpu() : device == ours_; }
-  // Also returns true if a program that says only `device="cuda"` means the session's device.
+  bool has(c10::Device device) const { return place_of(device) >= 0; }
+  // Also returns true if a program that says only `device="cuda"` means one of the session's devices.
   bool is_meant_by(c10::Device device) const {
     return has(device) || (device.type() == ours_.type() && !device.has_index() && is_current());
   }
-  // The program's main stream, once the session is bound to a GPU.
-  const c10::Stream& main_stream() const { return *main_stream_; }
+  // The program's main stream on a device, once the session is bound to a GPU.
+  const c10::Stream& main_stream(int64_t place = 0) const { return main_streams_[static_cast<size_t>(place)]; }
   bool is_current() const {
-    return is_cpu() || (model_ ? asks("is_current") : guard_->getDevice() == ours_);
+    return is_cpu() || (model_ ? asks("is_current") : has(guard_->getDevice()));
   }
-  // Returns true if this thread is on the program's main stream.
-  bool on_main_stream() const {
-    return is_cpu() || (model_ ? !asks("on_side_stream") : guard_->getStream(ours_) == *main_stream_);
+  // Returns true if this thread is on the program's main stream of a device.
+  bool on_main_stream(int64_t place = 0) const {
+    return is_cpu() || (model_ ? !asks("on_side_stream") : guard_->getStream(at(place)) == main_streams_[static_cast<size_t>(place)]);
+  }
+  // The same, for all devices.
+  bool on_main_streams() const {
+    for (size_t place = 1; place < main_streams_.size(); place++)
+      if (!on_main_stream(static_cast<int64_t>(place))) return false;
+    return on_main_stream();
+  }
+  // Returns the place of the device on which an operator runs and makes its results: the one that it names, or that of its first tensor.
+  int64_t place_of(const c10::IValue* values, size_t count) const {
+    int64_t found = -1;
+    auto look = [&](const at::Tensor& tensor) {
+      if (found < 0 && tensor.defined()) found = place_of(tensor.device());
+    };
+    for (size_t i = 0; i < count; i++) {
+      const c10::IValue& value = values[i];
+      if (value.isTensor()) {
+        look(value.toTensor());
+      } else if (value.isTensorList()) {
+        if (found < 0)
+          for (const c10::IValue& item : value.toListRef()) look(item.toTensor());
+      } else if (value.isDevice() && value.toDevice().type() == ours_.type()) {
+        c10::Device named = value.toDevice();
+        return std::max<int64_t>(place_of(named.has_index() ? named : guard_->getDevice()), 0);
+      }
+    }
+    return std::max<int64_t>(found, 0);
   }
 
   // Returns true if one of an operator's arguments is on a GPU, or names one.
@@ -92,7 +133,8 @@ class Device {
   Ref model_;
   const bool is_gpu_;
   std::optional<c10::impl::VirtualGuardImpl> guard_;
-  std::optional<c10::Stream> main_stream_;
+  std::array<int8_t, 128> places_{};  // by index; -1: not the session's
+  std::vector<c10::Stream> main_streams_;  // by place
 };
 
 }  // namespace dtrrun

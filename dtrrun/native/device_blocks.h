@@ -321,7 +321,8 @@ inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, 
 // Finds the cheapest window of neighbouring blocks that are free or can be evicted.
 //
 // For each block, there is at most one window that ends there: the shortest that is large enough. Their prices are first summed up
-// from lower bounds (core/policy/prices.h), and computed only of those windows that may be the cheapest.
+// from lower bounds (core/policy/prices.h), and computed only of those windows that may be the cheapest. The policy has the prices
+// of all devices. Those of others match none of the blocks, whose addresses they do not share.
 class WindowSearch {
  public:
   // Returns the versions to evict for so many contiguous bytes; none if there is no window, or one that is free. Of several that

@@ -134,7 +134,7 @@ PyObject* close_session(PyObject*, PyObject*) {
 PyObject* bind(PyObject*, PyObject* index) {
   return guarded([&]() -> PyObject* {
     if (interposer) {
-      interposer->device.bind(static_cast<c10::DeviceIndex>(as_number(index)));
+      interposer->bind(static_cast<c10::DeviceIndex>(as_number(index)));
       if (!interposer->device.is_modelled()) watch_device_allocator(interposer->device.type());
     }
     Py_RETURN_NONE;

@@ -111,7 +111,7 @@ class Interposer final : public Turns {
     int64_t ample = ledger.budget_bytes < 0 ? UNLIMITED : ledger.limit / share;
     bool is_ample = !ledger.pressure && ledger.paused == 0 && ledger.peak_bytes <= ample;
     bool is_seen = versions_.observers.any() || versions_.fingerprints.are_taken() || call_observer_.is_on() || recent.is_on;
-    if (!device.is_bound() || device.is_modelled() || !is_ample || is_seen || is_careful())
+    if (!device.is_bound() || device.is_modelled() || device.are_several() || !is_ample || is_seen || is_careful())
       return core_.recipes.end_counting();
     operators_.each([](const void* schema, const OperatorInfo& info) { Counting::own().add(schema, info); });
     Counting::own().allow(device, /*may_leave=*/ledger.tier != nullptr);
@@ -135,6 +135,12 @@ class Interposer final : public Turns {
     Turn turn(lock_, shared_ || is_careful());
     for (const at::Tensor& tensor : arrival.tensors())
       if (!dtrrun::is_known(tensor, own_, device)) describer_.meet(tensor);
+  }
+
+  // The session has begun to use this GPU, too, if it is not the first.
+  void bind(c10::DeviceIndex index) {
+    device.bind(index);
+    if (device.are_several()) core_.recipes.end_counting();
   }
 
   // Returns true if a tensor's memory is, as far as is known, an initialised constant of the session.
@@ -359,6 +365,7 @@ class Interposer final : public Turns {
     Turn turn(lock_, shared_ || careful);
     watch.leave_out(turn.waited_ns);
     TurnScope inside(*this, turn);
+    if (device.are_several()) ledger.use(device.place_of(arrival.values(), arrival.count));
     try {
       if (is_careful() || !briefly(info, arrival, gil, watch))
         while (!in_full(info, arrival, gil, watch, turn)) continue;
@@ -547,6 +554,7 @@ class Interposer final : public Turns {
       Stopwatch::Pause pause(watch);  // Python measures its own time
       describer_.make_signature(call, missed);
     }
+    if (device.are_several()) call.place = ledger.device;
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
     Observed observed(observation_, info, arrival, call.its_signature.get(), &call);
     call.observed = &observed;
@@ -555,7 +563,7 @@ class Interposer final : public Turns {
     if (!admitted) return false;
     watch.leave_out(admitted->all);
     bookkeeping_ns += admitted->all - admitted->elsewhere;
-    bool is_beside = !device.is_cpu() && !device.on_main_stream(), is_captured = is_beside && truth(callbacks_.get(), "capturing");
+    bool is_beside = !device.is_cpu() && !device.on_main_stream(call.place), is_captured = is_beside && truth(callbacks_.get(), "capturing");
     try {
       if (!call.view) recording_.prepare(call, is_captured);
     } catch (...) {
@@ -573,6 +581,7 @@ class Interposer final : public Turns {
       if (!info.foreign) throw;
       admission_.refuse(call);  // what it has touched may not have fitted
     }
+    ledger.use(call.place);  // another thread may have had its turn
     if (list) learn_list(*list, call.its_signature.get());
     if (call.lesson) first_calls_.learn(info, *call.lesson, arrival.results());
     finish(call, careful, is_beside && !is_captured);

@@ -34,19 +34,19 @@ class Measuring {
   // One call, until it has run.
   class Call {
    public:
-    // retried: it may have found no memory at first, so its memory is measured even if it is none of the first calls.
-    Call(Measuring& by, Signature& figures, bool retried = false) : by_(by), figures_(figures) {
+    // place: of the device on which it runs. retried: it may have found no memory at first, so its memory is measured even if it is none of the first calls.
+    Call(Measuring& by, Signature& figures, int64_t place, bool retried = false) : by_(by), figures_(figures), place_(place) {
       by_.poll();
       bool first = figures.calls < 2;  // the very first call may initialise libraries, or try several kernels
       if ((first || retried) && by_.metering() == BLOCKS) meter_.emplace();
       if (first && by_.metering() == STATISTICS) before_ = by_.ask("statistics");
-      if (!by_.may_time() || figures.calls >= Signature::SETTLED) return;
-      start_.emplace(by_.event());
-      if (figures.calls != 0 && !figures.timed && by_.device_.main_stream().query()) by_.ask("occupy");
-      start_->record(by_.device_.main_stream());
+      if (!by_.may_time(place) || figures.calls >= Signature::SETTLED) return;
+      start_.emplace(by_.event(place));
+      if (figures.calls != 0 && !figures.timed && stream().query()) by_.ask("occupy");
+      start_->record(stream());
     }
     ~Call() {
-      if (start_) by_.idle_.push_back(std::move(*start_));
+      if (start_) by_.idle(place_).push_back(std::move(*start_));
     }
     Call(const Call&) = delete;
 
@@ -57,18 +57,21 @@ class Measuring {
       if (before_) needed_ = as_number(checked(PyObject_CallMethod(by_.python_.get(), "taken", "(O)", before_.get())).get());
       if (!start_) return;
       bool exact = !start_->query();  // otherwise the GPU has waited for the host
-      c10::Event end = by_.event();
-      end.record(by_.device_.main_stream());
+      c10::Event end = by_.event(place_);
+      end.record(stream());
       Ref kept = Ref::copy(reinterpret_cast<PyObject*>(enclosing(&figures_)));
-      by_.pending_.push_back({std::move(kept), std::move(*start_), std::move(end), exact && !figures_.timed});
+      by_.pending_.push_back({std::move(kept), std::move(*start_), std::move(end), exact && !figures_.timed, place_});
       start_.reset();
       figures_.timed = figures_.timed || exact;
     }
     int64_t needed() const { return needed_; }  // bytes; -1: unknown
 
    private:
+    const c10::Stream& stream() const { return by_.device_.main_stream(place_); }
+
     Measuring& by_;
     Signature& figures_;
+    const int64_t place_;
     std::optional<Meter> meter_;
     Ref before_;  // the allocator's statistics
     std::optional<c10::Event> start_;
@@ -119,8 +122,8 @@ class Measuring {
       int64_t cost = std::max<int64_t>(std::llround(one.start.elapsedTime(one.end) * 1e6), 1);
       Signature& figures = as_signature(one.signature.get())->figures;
       if (cost < figures.cost || one.replaces) figures.cost = cost;
-      idle_.push_back(std::move(one.start));
-      idle_.push_back(std::move(one.end));
+      idle(one.place).push_back(std::move(one.start));
+      idle(one.place).push_back(std::move(one.end));
     }
   }
 
@@ -137,16 +140,23 @@ class Measuring {
     Ref signature;
     c10::Event start, end;
     bool replaces;  // the first exact one
+    int64_t place;  // of its device
   };
 
   // What a side stream runs is not timed.
-  bool may_time() const {
-    return times_ && !device_.is_cpu() && !device_.is_modelled() && device_.on_main_stream() && pending_.size() < MOST_PENDING;
+  bool may_time(int64_t place) const {
+    return times_ && !device_.is_cpu() && !device_.is_modelled() && device_.on_main_stream(place) && pending_.size() < MOST_PENDING;
   }
-  c10::Event event() {
-    if (idle_.empty()) return c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
-    c10::Event one = std::move(idle_.back());
-    idle_.pop_back();
+  // An event belongs to the device on which it is recorded first.
+  std::vector<c10::Event>& idle(int64_t place) {
+    if (idle_.size() <= static_cast<size_t>(place)) idle_.resize(static_cast<size_t>(place) + 1);
+    return idle_[static_cast<size_t>(place)];
+  }
+  c10::Event event(int64_t place) {
+    std::vector<c10::Event>& all = idle(place);
+    if (all.empty()) return c10::Event(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    c10::Event one = std::move(all.back());
+    all.pop_back();
     return one;
   }
 
@@ -163,7 +173,7 @@ class Measuring {
   const bool times_;
   int64_t metering_ = UNKNOWN;
   std::deque<Pair> pending_;
-  std::vector<c10::Event> idle_;
+  std::vector<std::vector<c10::Event>> idle_;  // by place
   std::unordered_set<uint64_t> seen_;                       // kernels
   std::unordered_map<const OperatorInfo*, size_t> chosen_;  // signatures of operators that choose kernels
 };

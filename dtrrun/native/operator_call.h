@@ -57,6 +57,7 @@ struct Unusual {
 };
 
 struct OperatorCall final : Call {
+  int64_t place = 0;  // of the device on which it runs
   OperatorCall(OperatorInfo& info, Arrival& arrival, Turn& turn, const TensorVersions& tensor_versions, const Device& device)
       : info(info), arrival(arrival), turn(turn), tensor_versions(tensor_versions), device(device) {
     id = reinterpret_cast<int64_t>(this);

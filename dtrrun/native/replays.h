@@ -100,6 +100,8 @@ class Replays {
  private:
   void attempt(Run& run, const Recipe& recipe, const OperatorInfo& info) {
     auto geometries = geometries_of(reinterpret_cast<PyObject*>(enclosing(run.maker->signature)));
+    c10::OptionalDeviceGuard there;
+    if (device_.are_several()) there.reset_device(device_.at(run.wanted->device));
     c10::SmallVector<c10::Storage, 4> targets(run.uses.size());  // that it writes to, by place
     Stack stack = arguments(recipe, *geometries, run, targets);
     int64_t started = now_ns();

@@ -26,7 +26,7 @@ class KernelRun {
     OwnTime own(!settled, started);
     std::optional<Measuring::Call> measured;
     try {
-      if (!settled && !device_.is_cpu() && !is_captured) measured.emplace(measuring_, figures);
+      if (!settled && !device_.is_cpu() && !is_captured) measured.emplace(measuring_, figures, call.place);
       is_retried = !runs_at_once(call, gil, started, ended);
       if (is_retried) {
         measured.reset();
@@ -105,6 +105,7 @@ class KernelRun {
       return true;
     } catch (...) {
       if (device_.is_cpu()) throw;
+      core_.ledger.use(call.place);  // another thread may have had its turn
       if (!can_retry(python_.get(), call.info.operator_.get(), call.rng.get())) throw;
       return false;
     }
@@ -193,7 +194,7 @@ class KernelRun {
     auto attempt = [&] {
       call.arrival.restore();
       measured.reset();
-      measured.emplace(measuring_, *call.signature, /*retried=*/true);
+      measured.emplace(measuring_, *call.signature, call.place, /*retried=*/true);
       if (device_.is_modelled()) return run_on_model(call);
       if (call.info.foreign) return run_foreign(call, ended);
       WithoutGil released;

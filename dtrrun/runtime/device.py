@@ -57,7 +57,7 @@ class Cpu:
         self._ledger, self._native = dtr.ledger, callbacks.native
         if self._notice:
             warn(self._notice)
-        storage.use_device(storage.CPU_ROUNDING, None)
+        storage.use_device(storage.CPU_ROUNDING)
 
     def make_interposer(self, native: ModuleType, callbacks: Callbacks, *told: Any) -> Interposer:
         """Return the interposer. told: the callbacks that `Interposer` takes."""
@@ -120,6 +120,10 @@ class Cpu:
     def hint(self) -> str:
         """Return what limits the program besides the budget, or ""."""
         return ""
+
+    def others(self) -> list[dict[str, int]]:
+        """Return the figures of the GPUs that the program uses besides the first."""
+        return []
 
     def counters(self) -> dict[str, int]:
         return dict.fromkeys(COUNTERS, 0) | {"device_index": -1}

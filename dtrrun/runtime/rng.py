@@ -49,7 +49,7 @@ def capture_all(cuda: bool, generators: Sequence[torch.Generator], nbytes: int =
 
     cuda: whether the session's device is a GPU.
     """
-    found = [torch.default_generator, *([_default_cuda(storage.OURS)] if cuda else ()), *generators]
+    found = [torch.default_generator, *(map(_default_cuda, storage.OURS) if cuda else ()), *generators]
     return tuple([(generator, _state_of(generator, nbytes)) for generator in found])
 
 

@@ -144,7 +144,8 @@ class Session:
             met_device=self._met_device,
             room_given_back=lambda: self.callbacks.tell_waiting(),
         )
-        self.ledger = self.dtr.ledger
+        self.ledger = self._lock.ledger = self.dtr.ledger
+        self.ledger.lock = self._lock
         known = UNKNOWN
         if settings.costs is not None and settings.cost == "measured":
             known = read_costs(settings.costs, self.device.type, self.warn)
@@ -193,7 +194,7 @@ class Session:
         self.interposer.touch = self._access.touched
         own = self.callbacks.own
         self._gradients = Gradients(self._access.pin, self._access.keep_weight, self._native, own)
-        self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.evicted_bytes > 0)
+        self._notices = notices.Notices(self.warn, self.alert, lambda: self.ledger.most("evicted_bytes") > 0)
         self._checkpointing = Checkpointing(self._warn_once_a_run)
         self._launcher = Launcher(settings.record_dir)
         self.nodes = Nodes(settings.record_dir)
@@ -349,10 +350,11 @@ class Session:
     def _restore_all(self) -> list[Version]:
         limit = self.ended_with["budget_bytes"] if self._final is None else -1
         with self._lock:
-            peak = self.ledger.peak_bytes
+            peaks = [self.ledger.peak_bytes for _ in self.ledger.in_turn()]
             lost = self.dtr.rematerializer.restore_all()
-            self.ledger.peak_bytes = peak  # that of the session's own time
-            resident = self.ledger.resident_bytes
+            for device in self.ledger.in_turn():
+                self.ledger.peak_bytes = peaks[device]  # that of the session's own time
+            resident = self.ledger.most("resident_bytes")
         if 0 <= limit < resident and self._pid == os.getpid():
             excess = format_size_up(resident - limit)
             self.alert(BROUGHT_BACK.format(resident=format_size(resident), excess=excess))
@@ -363,12 +365,12 @@ class Session:
         self.callbacks.next_tick = now_ns() + LEFT_NS
         with self._lock:
             self.ledger.collect_dead()
-            if self.ledger.evicted_bytes:
+            if self.ledger.most("evicted_bytes"):
                 return
         soon(self._end_if_idle)  # not within an operator
 
     def _end_if_idle(self) -> None:
-        if self.left and not self.ledger.evicted_bytes and not tracebacks.is_beneath_us():
+        if self.left and not self.ledger.most("evicted_bytes") and not tracebacks.is_beneath_us():
             self.stop()
 
     def _stop(self, restore: Callable[[], list[Version]]) -> None:
@@ -762,8 +764,9 @@ class Session:
             if self._ranks is not None:
                 self._ranks.step_ended(self.steps.count, self.ledger.age)
             if self.steps.last is not None:
-                self.steps.last["peak_bytes"] = self.ledger.step_peak_bytes
-            self.ledger.step_peak_bytes = self.ledger.resident_bytes
+                self.steps.last["peak_bytes"] = self.ledger.most("step_peak_bytes")
+            for _ in self.ledger.in_turn():
+                self.ledger.step_peak_bytes = self.ledger.resident_bytes
             self._peak_of_steps = self.ledger.plain_peak_bytes
             self._held.append(self.ledger.plain_bytes)
             self.device.step_ended()
@@ -832,7 +835,7 @@ class Session:
         OpenMP's threads exist only in the parent. A parallel kernel in this thread would wait for them
         forever; a new thread gets new ones.
         """
-        if self._final is not None or not self.ledger.evicted_bytes:
+        if self._final is not None or not self.ledger.most("evicted_bytes"):
             return []
         lost: list[Version] = []
         thread = threading.Thread(target=lambda: lost.extend(self._restore_all()))

@@ -25,8 +25,15 @@ CPU_ROUNDING = 64  # whole cache lines
 CUDA_ROUNDING = 512  # kMinBlockSize of c10/core/AllocatorConfig.h
 
 MASK = -CPU_ROUNDING
-OURS: int | None = None
-"""Index of the session's CUDA device; None for any, while no session is bound to one."""
+OURS: tuple[int, ...] = ()
+"""Indexes of the session's CUDA devices; none while no session is bound to one."""
+
+
+def _keeps_to_itself(_index: int) -> bool:
+    return False
+
+
+_joins: Callable[[int], bool] = _keeps_to_itself
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -41,10 +48,14 @@ def use_objects(function: Callable[[torch.Tensor], torch.UntypedStorage] | None)
     _storage_of = own_storage_of if function is None else function
 
 
-def use_device(rounding: int, index: int | None) -> None:
-    """Round as the allocator of the session's device does. index: of a CUDA device, once known."""
-    global MASK, OURS
-    MASK, OURS = -rounding, index
+def use_device(rounding: int, *indexes: int, joins: Callable[[int], bool] = _keeps_to_itself) -> None:
+    """Round as the allocator of the session's device does.
+
+    indexes: of the session's CUDA devices, once known. joins: called with that of another one; lets the
+    session use it, too, or returns False.
+    """
+    global MASK, OURS, _joins
+    MASK, OURS, _joins = -rounding, indexes, joins
     place_of.cache_clear()
 
 
@@ -71,10 +82,10 @@ def type_of(device: torch.device) -> str:
 
 @functools.cache
 def place_of(device: torch.device) -> str:
-    """Return a device's type, or `cuda:1` if it is not the session's device."""
-    if device.type == "cuda" and OURS is not None and device.index not in (None, OURS):
-        return str(device)
-    return device.type
+    """Return a device's type, or `cuda:1` if it is not one of the session's devices."""
+    if device.type != "cuda" or not OURS or device.index is None or device.index in OURS:
+        return device.type
+    return device.type if _joins(device.index) else str(device)
 
 
 def device_type_of(storage: torch.UntypedStorage) -> str:

@@ -277,7 +277,7 @@ class _Run:
             status,
             self._now - begin,
             self.run.plain_ns,
-            self.ledger.peak_bytes,
+            self.ledger.most("peak_bytes"),
             self.dtr.eviction.evictions,
             self.dtr.rematerializer.rematerializations,
             self.dtr.policy.score_evaluations,

@@ -49,7 +49,7 @@ def restore(
 
 
 def _version(ledger: Ledger, told: dict[str, Any], put: Callable[[int, Any], None]) -> Version:
-    content = new_content(told["bytes"])
+    content = new_content(told["bytes"], device=told.get("device", 0))
     alive = told["storage"] is not None
     on_death = ledger.on_death if alive else _no_matter
     version = ledger.graph.new_version(content, on_death, told["bytes"], told["age"], told["access"])
@@ -80,7 +80,7 @@ def _op(graph: Graph, told: dict[str, Any], versions: list[Version]) -> Operatio
         elif (first := entry.get("first", place)) < place:
             tensors.append(tensors[first])
         else:
-            tensors.append(Overwritten(entry["blank"], 0, None))
+            tensors.append(Overwritten(entry["blank"], 0))
     signature = new_signature(told["operator"], told["cost"], told["bytes"])
     operation = graph.new_operation(None, signature, tensors, distinct(tensors))
     if told["outputs"] is not None:

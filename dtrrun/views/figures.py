@@ -54,6 +54,24 @@ def _times(step: Row) -> tuple[int, int]:
     return sum(step.get(name) or 0 for name in OVERHEADS), step.get("wall_ns") or 0
 
 
+OF_GPU = {
+    "index": "device_index",
+    "bytes": "resident_bytes",
+    "peak_bytes": "peak_bytes",
+    "evicted_bytes": "evicted_bytes",
+    "footprint_peak_bytes": "footprint_peak_bytes",
+}
+"""What is told of a GPU besides the first: its names in a report, and in the record."""
+
+
+def other_gpus(snapshot: Snapshot) -> list[dict[str, int]]:
+    """Return the figures of the GPUs that a process uses besides the first."""
+    return [
+        {name: int(row.get(counter) or 0) for name, counter in OF_GPU.items()}
+        for row in table([snapshot], "other_devices")
+    ]
+
+
 def least_bytes_of(error: Row) -> int:
     """Return the least budget that an error about the budget names."""
     nbytes = error.get("least_budget_bytes")

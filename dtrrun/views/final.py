@@ -118,6 +118,8 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["driver's peak"] = f"{shown}; {SOURCE[report['driver_source']]})"
         if report["violations"]["count"]:
             rows["violations"] = _violations(report["violations"])
+    for index, (peak, footprint) in _other_gpus(report).items():
+        rows[f"cuda:{index}"] = f"peak {format_size(peak)}, with all else {_peak(footprint, budget)}"
     if rule := rule_of(report):
         rows["heuristic"] = rule_words(rule)
     rows["evictions"] = f"{report['evictions']:,}"
@@ -172,6 +174,17 @@ def _summary(report: dict[str, Any]) -> Table:
         bad = label in ("over budget", "violations") or (label == "verify" and verify["mismatches"])
         table.add_row(label, Text(value, style="red" if bad else ""))
     return table
+
+
+def _other_gpus(report: dict[str, Any]) -> dict[int, tuple[int, int]]:
+    """Return the largest peaks on each GPU that a process uses besides its first: of tensors, and of all."""
+    peaks: dict[int, tuple[int, int]] = {}
+    for process in report["processes"]:
+        for one in process.get("other_gpus") or ():  # missing in reports of older versions
+            tensors, footprint = peaks.get(one["index"], (0, 0))
+            found = max(tensors, one["peak_bytes"]), max(footprint, one["footprint_peak_bytes"])
+            peaks[one["index"]] = found
+    return dict(sorted(peaks.items()))
 
 
 def _peak(peak: int, budget: int | None) -> str:

@@ -15,7 +15,7 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.telemetry.times import breakdown
-from dtrrun.views.figures import operators, step_slowdown, table, total
+from dtrrun.views.figures import operators, other_gpus, step_slowdown, table, total
 from dtrrun.views.panels import (
     BAR,
     EVICTABLE,
@@ -58,10 +58,12 @@ def line(snapshot: Snapshot, rates: Rates) -> str:
     counters, pid = snapshot.counters, snapshot.pid
     budget = counters["budget_bytes"]
     of_budget = f" of {format_size(budget)}" if budget > 0 else ""
+    others = "".join(f" + {format_size(one['bytes'])} on cuda:{one['index']}" for one in other_gpus(snapshot))
     use = snapshot.driver
     driver = f"driver {format_size(use.nbytes)} ({SOURCE[use.source]}), " if use else ""
+    tensors = format_size(counters["resident_bytes"]) + of_budget + others
     return (
-        f"dtrrun {name(snapshot)}: tensors {format_size(counters['resident_bytes'])}{of_budget}, {driver}"
+        f"dtrrun {name(snapshot)}: tensors {tensors}, {driver}"
         f"{times(counters['steps'], 'step')} in {duration(counters['wall_ns'] / 1e9)} "
         f"({rate(rates.steps(pid))}), " + ", ".join(_events(snapshot, rates))
     )
@@ -108,7 +110,7 @@ def picture(
         if one
         else _processes(shown, rates, most, columns)
     ]
-    used = 4 + (shown[0].driver is not None) if one else 3 + min(len(shown), most)
+    used = 4 + (shown[0].driver is not None) + len(other_gpus(shown[0])) if one else 3 + min(len(shown), most)
 
     times_of = [("in all", breakdown(total(shown)))]
     step = shown[0].tables.get("step")
@@ -183,6 +185,14 @@ def _memory(snapshot: Snapshot, rates: Rates, columns: int) -> Group:
         Text.assemble("         ", Text("  ").join(legend)),
         Text.assemble("         ", "  ".join(_events(snapshot, rates, columns - 9))),
         *_driver(snapshot, budget),
+        *(
+            Text.assemble(
+                (f"cuda:{found['index']}".ljust(9), "dim"),
+                (format_size(found["bytes"]), OVER if budget and found["bytes"] > budget else "bold"),
+                f"  evicted {format_size(found['evicted_bytes'])}  peak {format_size(found['peak_bytes'])}",
+            )
+            for found in other_gpus(snapshot)
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from dtrrun.views.figures import (
     least_bytes_of,
     merged,
     operators,
+    other_gpus,
     pinned,
     places,
     run_slowdown,
@@ -82,6 +83,7 @@ def build_report(
                 "budget_bytes": _budget(snapshot, settings),
                 "last_step": _step(snapshot.tables.get("step")),
                 "rule": _rule(snapshot.tables.get("rule")),
+                "other_gpus": other_gpus(snapshot),
                 "waited_share": waits.get(snapshot.pid),
                 **_figures([snapshot], settings.verify),
             }

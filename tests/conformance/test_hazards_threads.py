@@ -916,6 +916,29 @@ def test_a_step_ends_while_another_thread_meets_new_signatures(monkeypatch):
     assert all(held)
 
 
+def test_a_thread_uses_its_device_again_once_it_has_its_turn_back():
+    """Of several GPUs, another thread may have used another one meanwhile."""
+    with dtrrun.budget("1GB") as session:
+        lock, ledger, ended = session.callbacks.lock, session.ledger, session._operator_ended
+
+        def use_another():
+            with lock:
+                ledger.use(1)
+                ended.notify_all()
+
+        with lock:
+            threading.Thread(target=use_another).start()
+            assert ended.wait(60)
+            assert ledger.device == 0
+            with session.callbacks.turns.given_up():
+                other = threading.Thread(target=use_another)
+                other.start()
+                other.join()
+            assert ledger.device == 0
+        with ledger.on(1):
+            assert lock._is_owned()
+
+
 VIEWS = """
 import faulthandler, sys, threading, torch, dtrrun
 

@@ -54,7 +54,7 @@ def test_nodes_begin_as_the_simulators_do(graph):
             "resident": True,
             "has_storage": True,
             "readers": 1,
-            **dict.fromkeys(("cost", "mutations", "locks", "period"), 0),
+            **dict.fromkeys(("cost", "mutations", "locks", "device", "period"), 0),
             **dict.fromkeys(
                 ("escaped", "away", "fixed", "has_left", "superseded", "used", "released"), False
             ),

@@ -168,17 +168,18 @@ def on_a_stream_of_its_own():
     return found
 
 
-def threads():
+def threads(second=DEVICE):
     """Run two trainings at once without random numbers, whose order between threads is undefined."""
     torch.manual_seed(4)
-    data = batch(1 << 13)
+    whole = batch(1 << 13)
     models = [
-        nn.Sequential(*(part for part in layers(8) if not isinstance(part, nn.Dropout))).to(DEVICE)
-        for _ in range(2)
+        nn.Sequential(*(part for part in layers(8) if not isinstance(part, nn.Dropout))).to(device)
+        for device in (DEVICE, second)
     ]
 
     def work(place):
         model = models[place]
+        data = whole.to(next(model.parameters()).device)
         for _ in range(3):
             model.zero_grad()
             model(data).square().mean().backward()
@@ -334,6 +335,34 @@ NAMES = pytest.mark.parametrize(
 def test_the_same_bits_within_the_budget(name, share):
     report, attempts = within(name, share)
     assert attempts or share == 1.0 or name in PINNED or report["evictions"] > 0
+
+
+ON_TWO = {"pipeline": pipeline, "threads": functools.partial(threads, f"{DEVICE}:1")}
+
+
+@TWO
+@pytest.mark.parametrize("share", [0.7, 0.5])
+@pytest.mark.parametrize("program", ON_TWO.values(), ids=ON_TWO)
+def test_each_gpu_may_use_the_whole_budget(program, share):
+    plain = program()
+    with dtrrun.budget(None, device=DEVICE) as session:
+        counted = program()
+        tensors, (other,) = session.ledger.most("peak_bytes"), session.device.others()
+        beside = max(session.report()["overhead_bytes"], other["overhead_bytes"])
+    assert all(map(torch.equal, plain, counted))
+    gc.collect()
+    budget = budget_for(int(tensors * share), beside + torch.cuda.memory_allocated(0))
+    forget()
+    peak(0), peak(1)
+    with dtrrun.budget(budget, device=DEVICE, verify=True) as session:
+        found = program()
+        report = session.report()
+        (other,) = session.device.others()
+    assert max(peak(0), peak(1)) <= budget
+    assert min(report["peak_bytes"], other["peak_bytes"]) > tensors * share / 2
+    assert report["rematerializations"] > 0
+    assert report["mismatches"] == []
+    assert all(map(torch.equal, plain, found))
 
 
 @NAMES

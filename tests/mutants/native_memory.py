@@ -16,8 +16,10 @@ CURRENT = "c10::impl::VirtualGuardImpl(home().device_type()).getStream(home().de
 native(
     "eviction", "core/eviction.h",
     ("what is locked may be evicted",
-     "if («one->locks != 0 || !one->resident || one->constant()») return false;", "false",
+     "if («one->locks != 0 || !one->resident || one->constant()» || one->device", "false",
      "programs/programs::random_programs"),
+    ("what is on another device is evicted", "|| «one->device != ledger_.device») return false;", "false",
+     "unit/simulator_live::each_device_has_a_budget_of_its_own"),
     ("what has just died may be evicted", "«return ledger_.backend.has_storage(one);»", "return true;", ""),
     ("with a budget that cannot be kept, what was just recomputed is evicted",
      "if (one->scratch) return «!(goes_over() && ledger_.replaying != 0)»;", "true", ""),
@@ -87,6 +89,14 @@ native(
     ("what is being copied out may be freed", "«next->host->read = std::move(storage);»", "", CHANGES),
     ("memory into which something comes back is freed before the copy is over",
      "«last->host->tier->let_go(*last->host);»", "", AHEAD),
+)
+native(
+    "several devices", "core/ledger.h",
+    ("what is counted for a version goes to the device in use",
+     "before_(ledger.device) { «ledger.use(device);» }", "",
+     "unit/simulator_live::each_device_has_a_budget_of_its_own"),
+    ("a new device has no limit", "if (budget_bytes >= 0) «fresh.limit = budget_bytes;»", "",
+     "unit/simulator_live::each_device_has_a_budget_of_its_own"),
 )
 native(
     "recipes", "core/recipes.h",

@@ -58,7 +58,7 @@ native(
 )
 native(
     "frugal", "core/frugal.h",
-    ("what cannot fit in any way is tried", "if («need > room») return false;", "false", ""),
+    ("what cannot fit in any way is tried", "if («need > room[one->device]») return false;", "false", ""),
     ("what is wanted stays in memory meanwhile", "change_(«locked ? 1 : 0»)", "0",
      "holes::a_larger_budget_runs_where_a_smaller_one_does"),
     ("steps run in another order", "return «a->order < b->order»;", "a->made.size() > b->made.size()",

@@ -89,13 +89,19 @@ def test_the_counters_are_those_of_the_record():
 
 
 def test_other_devices_of_the_kind_are_not_ours():
-    use_device(512, 1)
+    asked = []
+
+    def joins(index):
+        asked.append(index)
+        return index == 2
+
     try:
-        found = [place_of(torch.device(name)) for name in ("cpu", "cuda", "cuda:1", "cuda:0")]
+        use_device(512, 1, joins=joins)
+        found = [place_of(torch.device(name)) for name in ("cpu", "cuda", "cuda:1", "cuda:0", "cuda:2")]
     finally:
-        use_device(64, None)
-    assert found == ["cpu", "cuda", "cuda", "cuda:0"]
-    assert place_of(torch.device("cuda:3")) == "cuda"
+        use_device(64)
+    assert (found, asked) == (["cpu", "cuda", "cuda", "cuda:0", "cuda"], [0, 2])
+    assert place_of(torch.device("cuda:3")) == "cuda"  # before any is bound
 
 
 CPU, META = torch.ones(2), torch.ones(2, device="meta")

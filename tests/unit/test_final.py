@@ -11,6 +11,8 @@ from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.views.final import print_final
 from dtrrun.views.html.tables import tables
+from dtrrun.views.picture import line
+from dtrrun.views.rates import Rates
 from dtrrun.views.report import build_report
 from dtrrun.views.text import change_words, host_words
 
@@ -226,3 +228,24 @@ def test_each_change_of_the_budget_has_its_reason():
     assert told("refused", 6) == "8 B to 6 B in step 2, after 9.00 s, refused more"
     assert told("free", 9) == "rank 3: 8 B to 9 B in step 2, after 9.00 s, free again"
     assert told("too small", 9, operator="aten.mm") == "8 B to 9 B in step 2, after 9.00 s, for aten.mm"
+
+
+def test_each_gpu_of_a_process_has_a_line() -> None:
+    other = {"device_index": 1, "resident_bytes": 80_000_000, "peak_bytes": 90_000_000}
+    one = snapshot(tables={"other_devices": [other | {"footprint_peak_bytes": 150_000_000}]})
+    report = build_report([one, snapshot(pid=2)], SETTINGS, 0, ["train.py"], 3.0)
+    assert report["processes"][0]["other_gpus"] == [
+        {
+            "index": 1,
+            "bytes": 80_000_000,
+            "peak_bytes": 90_000_000,
+            "evicted_bytes": 0,
+            "footprint_peak_bytes": 150_000_000,
+        }
+    ]
+    assert report["processes"][1]["other_gpus"] == []
+    out = stream()
+    print_final(report, out, width=120)
+    text = written(out)
+    assert "cuda:1              peak 90 MB, with all else 150 MB  (75.0 % of the budget of 200 MB)" in text
+    assert "200 MB + 80 MB on cuda:1, " in line(one, Rates())

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dtrrun.bindings import make_policy
 from dtrrun.core.heuristics import STEADY
-from dtrrun.simulator.live import predict
+from dtrrun.simulator.live import _Run, compiled, predict
 from dtrrun.simulator.log import START, Annotate, Call, Constant, LogError, Release, read_log
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.sweep import Budget, Cell, run_cell
@@ -171,3 +172,55 @@ def test_nothing_of_torch_is_imported():
     """The simulator must also run where torch is not installed."""
     code = "import sys; sys.modules['torch'] = None; import dtrrun.simulator.live, dtrrun.simulator.schedule"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+
+
+def two_stages(length, nbytes=1000, cost=5_000):
+    """A chain whose second half is on another device, and back."""
+    pin = {"storage": 0, "pin": "constant", "exposed": False}
+    there = [
+        call("f", cost, [i], [(i + 1, nbytes)], **({"device": 1} if i >= length // 2 else {}))
+        for i in range(length)
+    ]
+    back = [
+        call("g", cost, [i], [(100 + i, 0)], **({"device": 1} if i > length // 2 else {}))
+        for i in range(length, 0, -1)
+    ]
+    return head(Constant("x", nbytes, pin), *there, *back)
+
+
+def of_devices(log, budget, heuristic="lru"):
+    """Return the outcome of a log, and the peak and the evicted bytes of each device."""
+    run = _Run(compiled(log, "log"), budget, make_policy(heuristic), math.inf, warn_only=False)
+    found = run.go()
+    peaks = []
+    for device in range(run.ledger.devices):
+        with run.ledger.on(device):
+            peaks.append((run.ledger.peak_bytes, run.ledger.evicted_bytes))
+    assert run.ledger.device == 0
+    return found, peaks
+
+
+@pytest.mark.parametrize("heuristic", ["lru", "h_dtr", "h_dtr_eq"])
+def test_each_device_has_a_budget_of_its_own(heuristic):
+    plain, peaks = of_devices(two_stages(16), None, heuristic)
+    assert peaks == [(9_000, 0), (8_000, 0)]
+    assert plain.peak_bytes == 9_000
+    tight, peaks = of_devices(two_stages(16), 4_000, heuristic)
+    assert tight.status == "ok"
+    assert [peak for peak, _ in peaks] == [4_000, 4_000]
+    alone, peaks = of_devices(two_stages(16), 8_000, heuristic)  # enough for the second one
+    assert alone.rematerializations < tight.rematerializations
+    assert peaks == [(8_000, 1_000), (8_000, 0)]
+
+
+def test_a_replay_makes_room_on_the_devices_of_its_operators():
+    """Of three devices' results, each computed from that of the one before."""
+    pin = {"storage": 0, "pin": "constant", "exposed": False}
+    calls = [call("f", 5, [i], [(i + 1, 1000)], device=i % 3) for i in range(30)]
+    last = call("g", 5, list(range(8, 2, -1)), [(99, 0)], device=2)
+    found, peaks = of_devices(head(Constant("x", 1000, pin), *calls, last), 3_000)
+    assert found.status == "ok"
+    assert found.rematerializations > 0
+    assert [peak for peak, _ in peaks] == [3_000] * 3
+    needs_more, _ = of_devices(head(Constant("x", 1000, pin), *calls, last), 1_500)
+    assert (needs_more.status, needs_more.least_budget_bytes) == ("oom", 2_000)

@@ -18,12 +18,13 @@ class on_main_stream(below):
     stream. The device must be current, since `torch.zeros(device="cuda")` is recorded without an index.
     """
 
-    __slots__ = ("_came_from", "_device", "_side")
+    __slots__ = ("_came_from", "_device", "_sides")
 
     def __init__(self, device: Any) -> None:
         super().__init__()
         self._device = device
-        self._came_from = self._side = None
+        self._came_from: int | None = None
+        self._sides: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> None:
         if self._modes is not None:
@@ -34,13 +35,17 @@ class on_main_stream(below):
             raise device.callbacks.dtr.eviction.too_small(0, "a CUDA graph that reads what is evicted")
         super().__enter__()
         self._came_from = device.gpu.come_from()
-        self._side = device.gpu.leave_side_stream() if device.gpu.on_side_stream() else None
+        for part in reversed(device.parts):  # the first one last, so that it is current
+            if part.gpu.on_side_stream():
+                self._sides.append((part.gpu, part.gpu.leave_side_stream()))
+                device.gpu.come_from()
 
     def __exit__(self, *exc: Any) -> None:
         try:
-            if self._side is not None:
-                self._device.gpu.return_to(self._side)
-                self._side = None
+            while self._sides:
+                gpu, side = self._sides.pop()
+                gpu.return_to(side)
+                self._device.gpu.come_from()
             if self._came_from is not None:
                 self._device.gpu.go_back(self._came_from)
                 self._came_from = None

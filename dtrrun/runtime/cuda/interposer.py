@@ -36,12 +36,16 @@ class CudaInterposer(Interposer):
         self.times = device.operators.times
         self.prices = True  # until an event says more
 
+    @property
+    def place(self) -> torch.device:  # type: ignore[override]
+        """The device in use."""
+        return torch.device(self.device.type, self.device.present.gpu.index)
+
     def wake(self, args: Any, kwargs: Any) -> bool:
         """Return whether an operator uses a GPU; if so, let the session begin to use it, too."""
         device = self.device
         if not device.concerned(args, kwargs):
             return False
-        self.place = torch.device(device.type, device.gpu.index)
         self.native.bind(device.gpu.index)
         return True
 
@@ -65,7 +69,7 @@ class CudaInterposer(Interposer):
 
     def occupy(self) -> None:
         """Give the GPU some work that takes longer than the launch of an operator."""
-        self.device.gpu.occupy()
+        self.device.present.gpu.occupy()
 
     def loaded(self) -> None:
         """Note that a call may have loaded kernels, or a library."""

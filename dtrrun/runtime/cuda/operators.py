@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dtrrun.core.graph import Version
-from dtrrun.runtime.cuda.oom_retry import Retry, retriable, short_of_memory
+from dtrrun.runtime.cuda.oom_retry import retriable, short_of_memory
 from dtrrun.runtime.dispatch.callbacks import Callbacks
 from dtrrun.runtime.operators import Operator
 from dtrrun.settings import RuntimeSettings
@@ -21,9 +21,8 @@ SIDE_STREAM = (
 class CudaOperators:
     """What a GPU's session knows of operators."""
 
-    def __init__(self, gpu: Any, settings: RuntimeSettings, loaded: Callable[[], None]) -> None:
+    def __init__(self, settings: RuntimeSettings, loaded: Callable[[], None]) -> None:
         """loaded: called after calls that may have loaded kernels, or a library."""
-        self.gpu = gpu
         self.loaded = loaded
         self.capturing = False  # a CUDA graph
         self.blind = False  # an allocator without statistics
@@ -31,9 +30,9 @@ class CudaOperators:
         self.side_storages = 0
         self._tells: bool | None = None
 
-    def connect(self, callbacks: Callbacks, retry: Retry, warn: Callable[[str], None]) -> None:
-        """Connect to a session."""
-        self._callbacks, self._ledger, self._retry, self._warn = callbacks, callbacks.ledger, retry, warn
+    def connect(self, callbacks: Callbacks, device: Any, warn: Callable[[str], None]) -> None:
+        """Connect to a session. device: its `Cuda`."""
+        self._callbacks, self._ledger, self._device, self._warn = callbacks, callbacks.ledger, device, warn
 
     def tells_of_blocks(self) -> bool:
         """Return whether the allocator tells of the blocks that it hands out."""
@@ -43,7 +42,8 @@ class CudaOperators:
 
     def state(self) -> tuple[Any, int]:
         """Return the allocator's statistics, and how often it has caused evictions."""
-        return self.gpu.statistics(), self._retry.retries + self._retry.avoided
+        retry = self._device.retry
+        return self._device.present.gpu.statistics(), retry.retries + retry.avoided
 
     def pin_side(self, versions: Sequence[Version], results: Sequence[torch.Tensor]) -> None:
         """Pin what two streams use, because neither could safely free it."""
@@ -66,7 +66,7 @@ class CudaOperators:
         """Return whether an operator of the program that raised `error` will run again."""
         return (
             not self.capturing
-            and short_of_memory(error, self.gpu.index)
+            and short_of_memory(error, self._device.present.gpu.index)
             and self._ledger.budget_bytes is not None
             and retriable(operator, random_state_known=random_state_known)
         )

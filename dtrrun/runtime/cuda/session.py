@@ -33,6 +33,7 @@ from dtrrun.sizes import format_size
 from dtrrun.telemetry import driver
 
 CONTEXT = "CUDA context and libraries"
+OF_TENSORS = ("resident_bytes", "peak_bytes", "evicted_bytes")
 GUARD = "kept free beside them"
 WORKSPACES = "workspaces of libraries"
 POOLS = "free in the program's own memory pools"
@@ -52,6 +53,7 @@ PROGRAMS_LIMIT = (
     "The program's own set_per_process_memory_fraction allows less than the budget, so a larger budget does "
     "not help"
 )
+ONE_OF_SEVERAL = "It is cuda:{gpu} that has no room; each GPU may take the whole budget"
 CAPTURING = "While a CUDA graph is captured, nothing is evicted"
 NEVER_USED = (
     "this process did not use a GPU, so its memory was not limited; --device cpu sets a budget for the CPU"
@@ -74,14 +76,19 @@ def settle_at_exit() -> None:
 
 
 class Cuda:
-    """The GPU-specific parts of a session, and their state."""
+    """The GPU-specific parts of a session, and their state.
+
+    There is one for each GPU that the program uses, of which the first is the session's device.
+    """
 
     def __init__(self, gpu: Any, settings: RuntimeSettings, index: int | None) -> None:
         self.gpu = gpu
         self.type: str = gpu.type
-        self.operators = CudaOperators(gpu, settings, self._loaded)
+        self.operators = CudaOperators(settings, self._loaded)
         self.memory = CudaMemory(self)
-        self._index = index
+        self._index, self._settings = index, settings
+        self.parts = [self]
+        self.place = 0  # in that list; the device's number in the ledger
         self._record_dir = settings.record_dir
         self.accounts = Accounts(settings.budget_bytes)
         self.pools = Pools(gpu)
@@ -106,15 +113,75 @@ class Cuda:
         self, dtr: DTR, callbacks: Callbacks, warn: Callable[[str], None], alert: Callable[[str], None]
     ) -> None:
         """Connect to a session."""
-        storage.use_device(storage.CUDA_ROUNDING, None)
-        self.dtr, self.ledger, self.callbacks, self._alert = dtr, dtr.ledger, callbacks, alert
-        self.retry = Retry(self.gpu, self.accounts, self.pools, dtr, callbacks, alert)
-        self.operators.connect(callbacks, self.retry, warn)
+        storage.use_device(storage.CUDA_ROUNDING)
+        self._connect(dtr, callbacks, alert)
+        self.operators.connect(callbacks, self, warn)
         self._captures = Captures(self, warn)
         dtr.eviction.refresh = self.refresh
 
+    def _connect(self, dtr: DTR, callbacks: Callbacks, alert: Callable[[str], None]) -> None:
+        self.dtr, self.ledger, self.callbacks, self._alert = dtr, dtr.ledger, callbacks, alert
+        self._retry = Retry(self.gpu, self.accounts, self.pools, dtr, callbacks, alert)
+
+    @property
+    def present(self) -> Cuda:
+        """The part of the device in use."""
+        return self.parts[self.ledger.device]
+
+    @property
+    def retry(self) -> Retry:
+        """That of the device in use."""
+        return self.present._retry
+
+    def _join(self, index: int) -> bool:
+        """Let the session use another GPU, too. Returns whether it does."""
+        if self._index is not None or self.operators.blind:
+            return False
+        one = Cuda(type(self.gpu)(), self._settings, index)
+        one.parts, one.place, one.operators = self.parts, len(self.parts), self.operators
+        one._connect(self.dtr, self.callbacks, self._alert)
+        one._native = one._retry.native = self._native
+        one._retry.observers = self._retry.observers
+        one.accounts.set_budget(self.accounts.budget_bytes)
+        one.gpu.follows = False
+        try:
+            one.gpu.bind(index)
+            one._began()
+        except RuntimeError:
+            return False
+        self.parts.append(one)
+        self._native.bind(index)
+        self.callbacks.reasons.add("several GPUs")  # each has its own thread of the autograd engine
+        storage.use_device(storage.CUDA_ROUNDING, *(part.gpu.index for part in self.parts), joins=self._join)
+        with self.ledger.on(one.place):
+            self.ledger.set_limit(UNLIMITED if self.ledger.budget_bytes is None else self.ledger.budget_bytes)
+            self._prepare_fingerprints()
+            one._look()
+        return True
+
+    def _began(self) -> None:
+        self.uuid = self.gpu.uuid()
+        self._noted = self._first = before = self.gpu.statistics()
+        self._retry.began(before.ooms)
+        self._flushes = before.flushes
+        self.awake = True
+
+    def _current(self) -> Cuda:
+        """Return the part of the device that is current in this thread."""
+        return next((part for part in self.parts if part.gpu.is_current()), self)
+
+    def _relieve(self, nbytes: int, attempt: int) -> bool | None:
+        part = self._current()
+        with self.ledger.on(part.place):
+            return part._retry.relieve(nbytes, attempt)
+
+    def _before_flush(self, nbytes: int) -> None:
+        part = self._current()
+        with self.ledger.on(part.place):
+            part._retry.before_flush(nbytes)
+
     def make_interposer(self, native: ModuleType, callbacks: Callbacks, *told: Any) -> CudaInterposer:
-        self._native = self.retry.native = native
+        self._native = self._retry.native = native
         return CudaInterposer(native, callbacks, self, *told)
 
     def below(self) -> on_main_stream:
@@ -135,28 +202,29 @@ class Cuda:
         self._captures.install()
         self.gpu.install(self.look)
         self.pools.install(self.look)
-        self.retry.observers.install()
-        self._native.on_shortage(self.retry.relieve)
+        self._retry.observers.install()
+        self._native.on_shortage(self._relieve)
         self._ask_before_flushes()
 
     def _ask_before_flushes(self) -> None:
         asks = self.accounts.budget_bytes is not None
-        self._native.before_flush(self.retry.before_flush if asks else None)
+        self._native.before_flush(self._before_flush if asks else None)
 
     def remove(self) -> None:
         self._native.on_shortage(None)
         self._native.before_flush(None)
         self.gpu.leave_blocks(self._native)
         self._captures.remove()
-        self.retry.observers.remove()
+        self._retry.observers.remove()
         self._lift()
         self.pools.remove()
         self.gpu.remove()
-        storage.use_device(storage.CPU_ROUNDING, None)
+        storage.use_device(storage.CPU_ROUNDING)
 
     def _lift(self) -> None:
         if self.awake and not self.operators.blind and self.usable():
-            self.gpu.set_cap(None)
+            for part in self.parts:
+                part.gpu.set_cap(None)
 
     def refused(self, error: BaseException) -> None:
         self.retry.met(error)
@@ -181,13 +249,10 @@ class Cuda:
             if self.awake:
                 return
             self.gpu.bind(device.index if self._index is None else self._index)
-            self.uuid = self.gpu.uuid()
-            storage.use_device(storage.CUDA_ROUNDING, self.gpu.index)
+            storage.use_device(storage.CUDA_ROUNDING, self.gpu.index, joins=self._join)
             try:
-                self._noted = self._first = before = self.gpu.statistics()
-                self.retry.began(before.ooms)
-                self._flushes = before.flushes
-                self.operators.blind = not before.total and NO_CACHING in os.environ
+                self._began()
+                self.operators.blind = not self._first.total and NO_CACHING in os.environ
             except RuntimeError:
                 self.operators.blind = True
             if self.operators.blind:
@@ -200,7 +265,8 @@ class Cuda:
     def set_budget(self, budget_bytes: int | None) -> None:
         if budget_bytes is None:
             self._lift()
-        self.accounts.set_budget(budget_bytes)
+        for part in self.parts:
+            part.accounts.set_budget(budget_bytes)
         self._ask_before_flushes()
         self._prepare_fingerprints()
         self.look()
@@ -211,21 +277,26 @@ class Cuda:
         if fingerprints is None or self.accounts.budget_bytes is None:
             return
         if self.awake and self.usable():
-            fingerprints.prepare(self.gpu.index)
+            for part in self.parts:
+                fingerprints.prepare(part.gpu.index)
 
-    def step_ended(self) -> None:
+    def _step_ended(self) -> None:
         flushes = self._flushes
         if self.awake and not self.operators.blind and self.usable():
             found = self.gpu.statistics()
             self._flushes = found.flushes
             self.gpu.check_blocks(self._native, found.reserved)
         self.accounts.step_ended(self._flushes > flushes and not self.gpu.follows)
+        self._last_step_ended = monotonic()
+
+    def step_ended(self) -> None:
+        for part in self.parts:
+            part._step_ended()
         if self.awake and not self.capturing:
             self._native.read_times()
         if self.awake and not self.capturing and monotonic() - self._looked_at_holes > LOOK_AT_HOLES_SECONDS:
             self._looked_at_holes = monotonic()
             self.fragmented = fragmented_bytes(self.gpu.segments(UNLIMITED))
-        self._last_step_ended = monotonic()
         self.look()
 
     def ended(self, steps: int) -> None:
@@ -243,15 +314,27 @@ class Cuda:
             "guard_bytes": self.accounts.guard,
             "cap_bytes": self.accounts.cap or 0,
             "device_index": self.gpu.index,
-            "oom_retries": self.retry.retries,
+            "oom_retries": self._retry.retries,
             "fragmented_bytes": self.fragmented,
         }
+
+    def others(self) -> list[dict[str, int]]:
+        """Return the figures of the GPUs that the program uses besides the first."""
+        found = []
+        for part in self.parts[1:]:
+            with self.ledger.on(part.place):
+                tensors = {name: getattr(self.ledger, name) for name in OF_TENSORS}
+            found.append(tensors | part.counters())
+        return found
 
     def waited_ns(self) -> int:
         """Return how long the allocator's flushes have taken so far, in ns.
 
         An estimate, for which all that the allocator has returned to the driver is mapped again.
         """
+        return sum(part._waited_ns() for part in self.parts)
+
+    def _waited_ns(self) -> int:
         if self._first is None or not self.usable():
             return 0
         found = self.gpu.statistics()
@@ -260,15 +343,20 @@ class Cuda:
 
     def avoiding_ns(self) -> int:
         """Return how long dtrrun has worked inside the program's operators to avoid flushes, in ns."""
-        return self.retry.avoiding_ns
+        return sum(part._retry.avoiding_ns for part in self.parts)
 
     def sufficient_bytes(self, counters: Mapping[str, int]) -> int:
         """Return the budget in which nothing would have been evicted so far. counters: the session's."""
-        beside, tensors = counters["overhead_bytes"], counters["peak_bytes"]
-        return sufficient_budget(max(counters["footprint_peak_bytes"], beside + tensors))
+        return max(
+            sufficient_budget(max(one["footprint_peak_bytes"], one["overhead_bytes"] + one["peak_bytes"]))
+            for one in (counters, *self.others())
+        )
 
     def most_bytes(self) -> int:
         """Return the largest budget that there is memory for, and that the program lets us use."""
+        return min(part._most_bytes() for part in self.parts)
+
+    def _most_bytes(self) -> int:
         accounts = self.accounts
         if not self.awake or not self.usable():
             return 0
@@ -280,23 +368,32 @@ class Cuda:
     def pool_growth_bytes(self) -> int:
         """Return by how much the program's own pools may grow in a larger budget: what would not be evicted
         there stays with them."""
-        return self.ledger.evicted_bytes if self.accounts.stranded else 0
+        return self.ledger.evicted_bytes if self.present.accounts.stranded else 0
 
     def hint(self) -> str:
         """Return what limits the program besides the budget, or ""."""
         if self.capturing:
             return CAPTURING
-        return PROGRAMS_LIMIT if self.accounts.forbidden else ""
+        which = ONE_OF_SEVERAL.format(gpu=self.present.gpu.index) if len(self.parts) > 1 else ""
+        limit = PROGRAMS_LIMIT if self.present.accounts.forbidden else ""
+        return ". ".join(filter(None, (which, limit)))
 
     # -- the budget ------------------------------------------------------------------------------
 
     def _loaded(self) -> None:
         """Measure after an operator's first run, which may have loaded kernels or a library."""
-        self._has_loaded = True
+        for part in self.parts:
+            part._has_loaded = True
         self.look()
 
     def look(self, *, settles: bool = True) -> None:
-        """Measure the device's memory use; set the allocator's cap and the ledger's limit.
+        """Measure the devices' memory use; see `_look`."""
+        for part in self.parts:
+            with self.ledger.on(part.place):
+                part._look(settles=settles)
+
+    def _look(self, *, settles: bool = True) -> None:
+        """Measure the device's memory use; set the allocator's cap and the ledger's limit. It is in use.
 
         Steps only repeat if both stand still in between. So during a step they only fall, and only if
         libraries have taken more. settles: let them follow all of the measurements, as at a step's end.
@@ -310,8 +407,8 @@ class Cuda:
             if not self._is_heard and found.total > self._first.total:
                 self._is_heard = True
                 self._tell_what_is_unheard()
-            if not self.callbacks.others_run() and self.retry.unseen(found.ooms):
-                self.retry.did_without()  # otherwise their errors may be on the way
+            if not self.callbacks.others_run() and self._retry.unseen(found.ooms):
+                self._retry.did_without()  # otherwise their errors may be on the way
             used, _ = self.gpu.used_and_total()
             now = monotonic()
             shown = self._shown(found.reserved, used, now)
@@ -329,7 +426,7 @@ class Cuda:
             if not settles and before is not None and accounts.cap >= before:
                 accounts.cap = before
                 return
-            if not self.retry.lifted and (accounts.cap != before or not stands):
+            if not self._retry.lifted and (accounts.cap != before or not stands):
                 self.gpu.set_cap(accounts.cap)
                 ledger.overhead = {CONTEXT: accounts.overhead, GUARD: accounts.guard}
                 if accounts.forbidden:
@@ -369,9 +466,15 @@ class Cuda:
         return None
 
     def _told(self) -> tuple[int, float] | None:
-        return None if self._record_dir is None else driver_bytes(self._record_dir)
+        if self._record_dir is None or self.place:  # the launcher watches the first device
+            return None
+        return driver_bytes(self._record_dir)
 
     def refresh(self) -> bool:
+        """Measure the device in use again; see `_refresh`."""
+        return self.present._refresh()
+
+    def _refresh(self) -> bool:
         """Measure again before the program is refused memory. Returns whether tensors may now take more.
 
         Since the driver's last figure, other processes' memory may have been counted as ours, and taken as a
@@ -383,14 +486,14 @@ class Cuda:
         before = self.ledger.limit
         self.accounts.forget_growth()
         self._ask_again = start
-        self.look()
+        self._look()
         if self.accounts.figured < start and self._told() is not None:
             while (told := self._told()) and told[1] < start and monotonic() < start + WAIT_SECONDS:
                 sleep(WAIT_SECONDS / 100)
-            self.look()
+            self._look()
         if self.accounts.figured < start and (nbytes := self.accounts.disown()):
             self._alert(OTHERS.format(size=format_size(nbytes)))
-            self.look()
+            self._look()
         gained = bool(self.ledger.limit > before)
         self._patience = ASK_SECONDS if gained else min(2 * self._patience, 60 * ASK_SECONDS)
         self._refresh_again = monotonic() + self._patience

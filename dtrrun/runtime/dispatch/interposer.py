@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -44,6 +43,7 @@ class Interposer:
     size_class = torch.Size
     place = CPU
     rates = CPU_RATES
+    overwritten = Overwritten  # C++ makes them for recipes, also after the session
     times = False  # first calls, on a GPU
     model: Any = None
     """For tests: an object that runs kernels in place of a GPU (`run`), and has its `is_current` and
@@ -185,14 +185,6 @@ class Interposer:
         """Bring back an evicted storage: code that is not an operator touches its memory, and waits."""
         assert self.touch is not None
         self.touch(version, self.native.settle)
-
-    @property
-    def overwritten(self) -> Callable[[int, int], Overwritten]:
-        """Makes the placeholder in a recipe for memory that its operator overwrites.
-
-        It outlives the session, and so must not refer to it.
-        """
-        return partial(Overwritten, device=self.place)
 
     def count_only(self) -> None:
         """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`)."""

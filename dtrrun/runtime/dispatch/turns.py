@@ -57,7 +57,13 @@ _RLock: Any = _thread.RLock
 
 
 class TurnLock(_RLock):  # type: ignore[misc]
-    """A reentrant lock. A thread that has waited for long says who has it."""
+    """A reentrant lock. A thread that has waited for long says who has it.
+
+    A thread that gives it up for a while uses the same device afterwards (`Ledger.use`): another may have had
+    its turn.
+    """
+
+    ledger: Any  # the session's, once it has one
 
     def __init__(self, alert: Callable[[str], None]) -> None:
         """alert: called with a line for the user."""
@@ -78,21 +84,27 @@ class TurnLock(_RLock):  # type: ignore[misc]
         found = re.search(r" owner=(\d+)", repr(self))
         return int(found[1]) if found else 0
 
-    def give_up(self) -> int:
-        """Release the lock as often as this thread has acquired it. Returns how often that is."""
-        if not self._is_owned():
-            return 0
-        count: int = self._release_save()[0]
-        return count
+    def give_up(self) -> tuple[int, int]:
+        """Release the lock as often as this thread has acquired it.
 
-    def take_back(self, count: int) -> None:
-        """Acquire the lock so many times."""
+        Returns how often that is, and the device in use.
+        """
+        if not self._is_owned():
+            return 0, 0
+        device = self.ledger.device
+        return super()._release_save()[0], device
+
+    _release_save = give_up  # called by conditions, before they wait
+
+    def take_back(self, given_up: tuple[int, int]) -> None:
+        """Acquire the lock as often as it was given up, and use the same device again."""
+        count, device = given_up
         for _ in range(count):
             self.__enter__()
+        if count:
+            self.ledger.use(device)
 
-    def _acquire_restore(self, state: tuple[int, int]) -> None:
-        """Called by conditions, once they have waited."""
-        self.take_back(state[0])
+    _acquire_restore = take_back  # once they have waited
 
 
 class Turns:
@@ -116,17 +128,17 @@ class Turns:
         alone = self._native.leave_turn()  # without the lock
         self.away.append(one)
         self._reasons.add(GIVEN_UP)
-        count = self._lock.give_up()
+        given_up = self._lock.give_up()
         try:
             yield
         finally:
-            self._lock.take_back(count)
+            self._lock.take_back(given_up)
             self.away.remove(one)
             if not self.away:
                 self._reasons.remove(GIVEN_UP)
             while alone and not self._native.rejoin_turn():
                 sleep(LOOK_SECONDS)
-            if count:
+            if given_up[0]:
                 self._ended.notify_all()
 
     def others(self) -> bool:

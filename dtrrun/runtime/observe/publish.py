@@ -16,12 +16,20 @@ TOP = 20
 
 
 def counters(session: Session) -> dict[str, int]:
-    """Return every counter of `telemetry.fields` except `wall_ns`, which the record itself measures."""
+    """Return every counter of `telemetry.fields` except `wall_ns`, which the record itself measures.
+
+    Bytes are those of the first device (`devices` has the others').
+    """
+    with session.ledger.on(0):
+        return _counters(session)
+
+
+def _counters(session: Session) -> dict[str, int]:
     ledger, eviction = session.ledger, session.dtr.eviction
     rematerializer = session.dtr.rematerializer
     pinned = evictable = 0
     for version in list(ledger.versions.values()):
-        if version.resident:
+        if version.resident and not version.device:
             if version.operation is None or version.locks:
                 pinned += version.nbytes
             else:
@@ -106,6 +114,7 @@ def tables(session: Session, *, lately: bool = False) -> dict[str, Any]:
         "error": session.error,
         "log_error": session._recorder.error if session._recorder is not None else None,
         "device_uuid": session.device.uuid,
+        "other_devices": session.device.others(),
         "native": _native(session.interposer),
         "compiled": {name: getattr(session.compiler, name) for name in ("graphs", "kernels", "opaque")},
         "rule": session.rule,

@@ -143,6 +143,8 @@ class Recorder(Observer):
         """Log a storage that is new to the ledger as a constant of the step."""
         if version.key not in self._numbers:
             facts: Facts = {"pin": version.pin, "exposed": version.escaped}
+            if version.device:
+                facts["device"] = version.device
             # What is released during an operator is logged after it.
             if not self._pending:
                 self._begins()
@@ -269,6 +271,8 @@ class Recorder(Observer):
             "fixes": operator.collective,
         }
         facts |= {name: True for name, value in flags.items() if value}
+        if self._ledger.device:
+            facts["device"] = self._ledger.device
         leaves = call.leaves
         if leaves:
             facts["leaves"] = leaves

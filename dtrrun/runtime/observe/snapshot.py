@@ -77,6 +77,7 @@ def state(dtr: DTR, numbers: dict[int, int]) -> Facts:
                 "fixed": version.fixed or (version.escaped and trusts(version)),
                 "period": version.period,
                 "copied": version.operation is None and version.scratch is not None,
+                **({"device": version.device} if version.device else {}),
                 "op": None if version.operation is None else op_places[id(version.operation)],
             }
             for place, version in enumerate(versions)
