@@ -15,9 +15,9 @@ WORSE = 1.02
 PARTS = ("operators", "rematerialization", "scoring", "search", "bookkeeping", "host")
 
 TEXT = f"""\
-The time that a run has taken for the program's operators, for recomputation, for choosing, for bookkeeping and
-for copies, in multiples of the first of these: by recomputation alone (`--host-budget none`), where 8 GB may
-leave for a file, and the second in multiples of the first. Each is the least of {ROUNDS} runs, which took
+The time that a run has taken for the program's operators, for recomputation, for choosing, for bookkeeping
+and for copies, in multiples of the first of these: by recomputation alone (`--host-budget none`), where 8 GB
+may leave for a file, and the second in multiples of the first. Each is the least of {ROUNDS} runs, which took
 turns. All of these times are of the same run, so other programs on the machine make little difference. In
 brackets: the megabytes that were copied, out and back, in a step. More than {WORSE} times as long counts as
 missed."""
