@@ -16,7 +16,6 @@
 
 #include "../core/policy/evicted.h"
 #include "../core/version.h"
-#include "node_memory.h"
 #include "python.h"
 
 namespace dtrrun {

@@ -26,19 +26,20 @@ class Deallocation {
   // from is considered instead.
   void keep_inputs(Version* one) {
     maker_of(one)->keep(dear_inputs(one));
-    std::unordered_set<Version*> seen;
-    std::vector<Version*> pending{one};
+    int64_t search = next_search();
+    auto& pending = pending_;
+    pending.assign(1, {one, 0});
     for (size_t i = 0; i < pending.size(); i++) {
-      pending[i]->each_dependent([&](Version* reader) {
+      pending[i].first->each_dependent([&](Version* reader) {
         Recorded* maker = maker_of(reader);
-        if (maker == nullptr || !seen.insert(reader).second) return;
+        if (maker == nullptr || !newly_seen(reader, search)) return;
         if (maker->held && !maker->held->kept_inputs.empty()) {
           std::vector<StorageRef> others;
           for (const StorageRef& content : maker->held->kept_inputs)
             if (reinterpret_cast<int64_t>(content.get()) != one->key) others.push_back(content);
           maker->keep(std::move(others));
         }
-        if (!ledger_.backend.has(reader) && pending.size() < FARTHEST) pending.push_back(reader);
+        if (!ledger_.backend.has(reader) && pending.size() < FARTHEST) pending.emplace_back(reader, 0);
       });
     }
   }
@@ -75,17 +76,15 @@ class Deallocation {
     if (ledger_.scratch.size() == 0) return;
     int64_t allowed = ledger_.budget_bytes < 0 ? 0 : ledger_.limit >> scratch_shift;
     if (ledger_.scratch_bytes <= allowed) return;
-    std::vector<VersionRef> idle;
     int64_t excess = -allowed;
-    for (VersionRef& one : ledger_.scratch.all()) {
-      if (one->locks != 0 || one->device != ledger_.device) continue;
-      excess += one->nbytes;
-      idle.push_back(std::move(one));
-    }
-    for (const VersionRef& one : idle) {
-      if (excess <= 0) break;
+    auto is_idle = [&](const Version* one) { return one->locks == 0 && one->device == ledger_.device; };
+    ledger_.scratch.each([&](const Version* one) { excess += is_idle(one) ? one->nbytes : 0; });
+    if (excess <= 0) return;
+    for (const VersionRef& one : ledger_.scratch.all()) {
+      if (!is_idle(one.get())) continue;
       excess -= one->nbytes;
       drop(one.get());
+      if (excess <= 0) return;
     }
   }
 
@@ -118,13 +117,14 @@ class Deallocation {
   std::vector<StorageRef> dear_inputs(Version* one) {
     using Wide = __int128;
     std::vector<StorageRef> found;
-    std::unordered_set<Version*> seen;
-    std::vector<std::pair<Version*, int64_t>> pending{{one, one->cost}};  // each with the cost from there to `one`
+    int64_t search = next_search();
+    auto& pending = pending_;
+    pending.assign(1, {one, one->cost});  // each with the cost from there to `one`
     for (size_t i = 0; i < pending.size(); i++) {
       auto [node, cost] = pending[i];
       for (Node* read : node->inputs()) {
         Version* source = as_version(read);
-        if (source->constant() || !seen.insert(source).second) continue;
+        if (source->constant() || !newly_seen(source, search)) continue;
         if (source->resident && !source->scratch) {
           if (Wide{ledger_.policy->projected_cost(source)} * one->nbytes <= Wide{kept} * cost * source->nbytes) continue;
           if (StorageRef content = ledger_.backend.storage_of(source)) found.push_back(std::move(content));
@@ -137,6 +137,7 @@ class Deallocation {
   }
 
   Ledger& ledger_;
+  std::vector<std::pair<Version*, int64_t>> pending_;  // of a search, kept for their memory
   int64_t last_freed_ = 0;  // number of evictions when unread scratch was last freed, plus one if by `free_unread_scratch`
   std::vector<std::pair<OperationRef, int64_t>> came_back_;  // replayed operations, with `times_kept` at that time
 };

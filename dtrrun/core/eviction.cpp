@@ -74,13 +74,15 @@ int64_t Eviction::dear_from() const {
 bool Eviction::is_dear(Version* one, int64_t cost) {
   if (cost_of_copy(one) < cost) return false;
   pending_.assign(1, one);
-  counted_.clear();
+  size_t counted = 0;
+  int64_t search = next_search();
   while (!pending_.empty()) {
     Recorded* maker = maker_of(pending_.back());
     pending_.pop_back();
-    if (maker == nullptr || !counted_.insert(maker).second) continue;
+    if (maker == nullptr || !newly_seen(maker, search)) continue;
+    counted++;
     cost -= maker->signature->cost;
-    if (cost <= 0 && counted_.size() > FEW) return true;
+    if (cost <= 0 && counted > FEW) return true;
     for (Node* node : *maker)
       if (as_version(node)->is_dropped()) pending_.push_back(as_version(node));
   }

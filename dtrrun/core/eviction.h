@@ -146,8 +146,7 @@ class Eviction {
   std::vector<WeakVersion> sending_;  // what is being copied out ahead
   std::vector<WeakVersion> brought_;  // what has been brought back ahead, in this order
   int64_t fetch_from_ = 0;            // the ledger's age
-  std::vector<Version*> pending_;               // of `is_dear`, kept for their memory
-  std::unordered_set<const Recorded*> counted_;
+  std::vector<Version*> pending_;     // of `is_dear`, kept for its memory
 };
 
 }  // namespace dtrrun

@@ -88,14 +88,14 @@ void Rescue::settle_small_results() {
 Rescue::Found Rescue::find(Version* constant) {
   ledger_.collect_dead();
   Found found;
-  std::unordered_set<const Version*> seen;
+  int64_t search = next_search();
   std::vector<VersionRef> stack;
   stack.emplace_back(constant);
   while (!stack.empty()) {
     VersionRef one = std::move(stack.back());
     stack.pop_back();
     one->each_dependent([&](Version* node) {
-      if (node->constant() || !seen.insert(node).second) return;
+      if (node->constant() || !newly_seen(node, search)) return;
       bool is_kept = (node->resident && !node->scratch) || node->has_left();
       if (StorageRef content = is_kept ? ledger_.memory_of(node) : StorageRef()) {
         found.kept.emplace_back(VersionRef(node), std::move(content));

@@ -37,6 +37,7 @@ bool Recipes::secure(Version* wanted) {
     std::vector<StorageRef> constants;
   };
   if (wanted->constant()) return false;
+  if (maker_of(wanted)->secured) return true;
   std::vector<Frame> stack;
   stack.push_back({VersionRef(wanted), 0, {}});
   while (!stack.empty()) {
@@ -148,8 +149,9 @@ void Recipes::settle(Version* node, Recorded* maker, std::vector<StorageRef> con
 }
 
 void Recipes::note_dependent(Version* source, Version* node) {
-  if (!source->needed_by) source->needed_by = std::make_unique<std::vector<WeakVersion>>();
+  if (!source->needed_by) source->needed_by = std::make_unique<Dependents>();
   auto& dependents = *source->needed_by;
+  if (dependents.empty()) dependents.reserve(4);
   dependents.emplace_back(node);
   size_t size = dependents.size();
   if ((size & (size - 1)) != 0 || size < 64) return;

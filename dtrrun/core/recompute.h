@@ -21,7 +21,11 @@ class Recomputer {
     Ledger& ledger = ledger_;
     Ledger::Using here(ledger, wanted);
     Backend& backend = ledger.backend;
-    dtrrun::Run now{wanted, maker, uses_of(maker), {}, {}};
+    dtrrun::Run now = std::exchange(spare_, {});
+    now.wanted = wanted;
+    now.maker = maker;
+    now.cost = 0;
+    set_uses(now.uses, maker);
     for (Node* source : *maker) {  // held, since a garbage collection while making room would free what only cycles hold
       StorageRef content = ledger.memory_of(as_version(source));
       if (!content) return false;
@@ -50,6 +54,8 @@ class Recomputer {
     for (const VersionRef& source : taken) ledger.policy->released(source.get());  // only now does nothing evicted depend on it
     backend.ran(now);
     if (began != 0) backend.rematerialized(now, began);
+    now.made.clear();
+    std::swap(spare_, now);
     return true;
   }
 
@@ -72,8 +78,13 @@ class Recomputer {
   // Decides how each tensor is used. Where it writes to an old version, it gets a copy, or the memory itself if no other recipe
   // reads that version.
   static std::vector<Use> uses_of(const Recorded* maker) {
+    std::vector<Use> uses;
+    set_uses(uses, maker);
+    return uses;
+  }
+  static void set_uses(std::vector<Use>& uses, const Recorded* maker) {
     size_t count = maker->tensor_count();
-    std::vector<Use> uses(count, Use::READ);
+    uses.assign(count, Use::READ);
     for (size_t place = 0; maker->tensors && place < count; place++)
       if (TensorEntry entry = maker->tensor(place); entry.version == nullptr)
         uses[place] = entry.same < 0 ? Use::BLANK : Use::AGAIN;
@@ -85,7 +96,6 @@ class Recomputer {
       auto target = written.find(maker->tensor(place).version);
       if (target != written.end()) uses[place] = std::exchange(target->second, Use::AGAIN);
     }
-    return uses;
   }
   // Returns whether only this operation reads an old version, so that it may write to that memory.
   static bool may_take(const Version* source, const Recorded* maker) {
@@ -108,17 +118,17 @@ class Recomputer {
 
   // Gives what an operation has made to the versions that are not resident, and drops the rest.
   void collect(dtrrun::Run& now) {
-    std::vector<std::pair<VersionRef, StorageRef>> made;
+    ledger_.note_peak(ledger_.resident_bytes + now.maker->signature->output_bytes);
     // Not to what is on the host: if that has become a constant, it may have been written to since.
     if (!now.maker->outputs) {
-      if (now.wanted->is_dropped()) made.emplace_back(VersionRef(now.wanted), now.made.at(0));
-    } else {
-      for (size_t i = 0; i < now.maker->outputs->size(); i++) {
-        Version* one = (*now.maker->outputs)[i].version.get();
-        if (one != nullptr && one->is_dropped()) made.emplace_back(VersionRef(one), now.made.at(i));
-      }
+      if (now.wanted->is_dropped()) give(now, now.wanted, now.made.at(0));
+      return;
     }
-    ledger_.note_peak(ledger_.resident_bytes + now.maker->signature->output_bytes);
+    std::vector<std::pair<VersionRef, StorageRef>> made;
+    for (size_t i = 0; i < now.maker->outputs->size(); i++) {
+      Version* one = (*now.maker->outputs)[i].version.get();
+      if (one != nullptr && one->is_dropped()) made.emplace_back(VersionRef(one), now.made.at(i));
+    }
     for (auto& [one, storage] : made) give(now, one.get(), std::move(storage));
   }
   void give(const dtrrun::Run& now, Version* one, StorageRef storage) {
@@ -142,6 +152,7 @@ class Recomputer {
   Ledger& ledger_;
   Deallocation& deallocation_;
   Eviction& eviction_;
+  dtrrun::Run spare_{};  // of the last replay, kept for its memory
 };
 
 }  // namespace dtrrun

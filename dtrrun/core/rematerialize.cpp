@@ -30,7 +30,7 @@ class Rematerializer::Plan {
  public:
   struct One {
     VersionRef version;
-    std::vector<VersionRef> locked;
+    ShortVector<VersionRef> locked;
     size_t unlocked = 0;  // how many of `locked` have been unlocked since
   };
   One* find(const Recorded* maker) {
@@ -57,7 +57,9 @@ class Rematerializer::Plan {
   std::vector<std::optional<One>>& all() { return all_; }
 
  private:
-  std::unordered_map<const Recorded*, size_t> places_;
+  std::unordered_map<const Recorded*, size_t, std::hash<const Recorded*>, std::equal_to<const Recorded*>,
+                     NodeAllocator<std::pair<const Recorded* const, size_t>>>
+      places_;
   std::vector<std::optional<One>> all_;
 };
 
@@ -76,7 +78,21 @@ struct Rematerializer::Work {
   size_t planned = 0, alone = 0;   // operations in the first plan; operations run since plans were given up
   std::exception_ptr error;        // the last budget error
   Targets targets;
+
+  // Called when everything has been made. It can be used again.
+  void clear() {
+    targets.clear();
+    plan.clear();
+    relaxations = MAX_RELAXATIONS;
+    without_workspace = OperationRef();
+    planned = alone = 0;
+    error = nullptr;
+  }
 };
+
+Rematerializer::Rematerializer(Ledger& ledger, Deallocation& deallocation, Eviction& eviction, Recomputer& recomputer)
+    : ledger_(ledger), deallocation_(deallocation), eviction_(eviction), recomputer_(recomputer) {}
+Rematerializer::~Rematerializer() = default;
 
 void Rematerializer::materialize(const Targets& targets, bool locked) {
   std::vector<Version*> missing = missing_of(targets);
@@ -84,11 +100,11 @@ void Rematerializer::materialize(const Targets& targets, bool locked) {
   int64_t before = ledger_.clock;
   {
     Began now(*this);
-    std::vector<Version*> wanted = missing;
-    while (std::exception_ptr error = budget_error_of(wanted)) {
+    std::exception_ptr error = budget_error_of(missing);
+    while (error) {
       if (frugally(targets, locked)) break;
       if (!ledger_.backend.exceeds()) std::rethrow_exception(error);
-      wanted = missing_of(targets);  // the attempt may have evicted others of them
+      error = budget_error_of(missing_of(targets));  // the attempt may have evicted others of them
     }
   }
   if (missing.empty()) return;
@@ -148,18 +164,20 @@ bool Rematerializer::ends_at_once(const Targets& targets) const {
 
 void Rematerializer::run_beneath(const std::vector<Version*>& missing) {
   if (missing.empty()) return;
-  Work work;
+  std::unique_ptr<Work> work = spare_ ? std::move(spare_) : std::make_unique<Work>();
   for (Version* one : missing) {
-    work.stack.push_back({VersionRef(one), OperationRef()});
-    work.targets.emplace_back(one);
+    work->stack.push_back({VersionRef(one), OperationRef()});
+    work->targets.emplace_back(one);
   }
-  auto given = std::pair(this, &work);
+  auto given = std::pair(this, work.get());
   ledger_.backend.beneath(
       [](void* both) {
         auto& [self, work] = *static_cast<std::pair<Rematerializer*, Work*>*>(both);
         self->run(*work);
       },
       &given);
+  work->clear();
+  spare_ = std::move(work);
 }
 
 void Rematerializer::run(Work& work) {

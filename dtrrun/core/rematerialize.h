@@ -14,8 +14,8 @@ class Rematerializer {
  public:
   using Targets = std::vector<VersionRef>;
 
-  Rematerializer(Ledger& ledger, Deallocation& deallocation, Eviction& eviction, Recomputer& recomputer)
-      : ledger_(ledger), deallocation_(deallocation), eviction_(eviction), recomputer_(recomputer) {}
+  Rematerializer(Ledger& ledger, Deallocation& deallocation, Eviction& eviction, Recomputer& recomputer);
+  ~Rematerializer();
 
   int64_t frugal_runs = 0;  // how often what did not fit was brought back in as little memory as possible
   int64_t last_planned = 7;  // relaxations left when the last plan is made; variable for experiments (`tests/bench/replays.py`)
@@ -83,6 +83,7 @@ class Rematerializer {
   Deallocation& deallocation_;
   Eviction& eviction_;
   Recomputer& recomputer_;
+  std::unique_ptr<Work> spare_;  // of the last rematerialization, kept for its memory
   int64_t began_ns_ = 0, accounted_before_ = 0;  // start of the one in progress (0: none), and `accounted_ns` at that time
 };
 

@@ -6,22 +6,36 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
 #include "host.h"
 #include "pin.h"
+#include "policy/node_memory.h"
 
 namespace dtrrun {
 
 struct Version;
 
+// Returns the number of a new search through the graph, by which it marks what it has seen. Searches may not be interleaved.
+inline int64_t next_search() {
+  static std::atomic<int64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+// Returns whether a search comes to a version or an operation for the first time.
+template <class One>
+bool newly_seen(One* one, int64_t search) {
+  return std::exchange(one->seen, search) != search;
+}
+
 // A weak reference to a version: null once the version has gone.
 class WeakVersion {
  public:
-  struct Cell {
+  struct Cell : InNodeMemory {
     Version* version;
-    int64_t references;
+    int64_t references = 1;
+    explicit Cell(Version* one) : version(one) {}
   };
   explicit WeakVersion(Version* version);
   WeakVersion(const WeakVersion& other) : WeakVersion(other.cell_) {}
@@ -44,6 +58,8 @@ class WeakVersion {
   Cell* cell_;
 };
 
+struct Dependents : InNodeMemory, ShortVector<WeakVersion> {};
+
 // Members not described here are described in `core.graph.Version`.
 struct Version : Node {
   int64_t key = 0;        // key of its storage in the ledger's table
@@ -53,6 +69,7 @@ struct Version : Node {
   int64_t readers = 0;    // how often recipes read it
   int64_t scratch_place = 0;  // place in the ledger's list of scratch versions; 0: not in it
   int64_t constant_place = 0;  // the same for the list of constants that may leave for the host
+  int64_t seen = 0;  // number of the last search that has come to it
   int64_t period = 0;  // of the clock, between the two uses around its last stay on the host; 0: it has not been there
   bool superseded = false;  // a later version has taken over the storage
   bool used = false;        // some recipe has read it
@@ -65,7 +82,7 @@ struct Version : Node {
   StorageRef copy;     // copy of a constant that is about to change: its storage once it has been superseded
   std::shared_ptr<Debts> debts;  // of the ledger that counts its copy
   std::unique_ptr<HostCopy> host;  // its copy on the host
-  std::unique_ptr<std::vector<WeakVersion>> needed_by;  // versions whose secured recipes read this one
+  std::unique_ptr<Dependents> needed_by;  // versions whose secured recipes read this one
   Version *before = nullptr, *after = nullptr;          // links of the list in `Versions`
 
   Version() : Node() { resident = true; }
@@ -103,7 +120,7 @@ struct Version : Node {
 };
 
 inline WeakVersion::WeakVersion(Version* version) {
-  if (version->cell_ == nullptr) version->cell_ = new Cell{version, 1};
+  if (version->cell_ == nullptr) version->cell_ = new Cell(version);
   cell_ = version->cell_;
   cell_->references++;
 }
@@ -174,6 +191,7 @@ struct Output {
 struct Recorded : Operation {
   Signature* signature = nullptr;
   int64_t where = 0;                                  // of its output, if it has exactly one
+  int64_t seen = 0;                                   // number of the last search that has come to it
   std::unique_ptr<std::vector<Output>> outputs;       // null if it has exactly one
   std::unique_ptr<std::vector<TensorEntry>> tensors;  // null if they are exactly what it reads
   // What is kept alive so that it can be replayed, once something that it makes has been evicted.
@@ -192,6 +210,7 @@ struct Recorded : Operation {
     return *held;
   }
   void keep(std::vector<StorageRef> inputs) {
+    if (!held && inputs.empty()) return;
     std::swap(hold().kept_inputs, inputs);
     held->times_kept++;
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <map>
 
 #include "policy/table.h"
 #include "version.h"
@@ -120,36 +119,47 @@ class VersionSet {
   VersionSet() = default;
   VersionSet(const VersionSet&) = delete;
   ~VersionSet() {
-    while (!by_place_.empty()) remove(by_place_.begin()->second.get());
+    for (const VersionRef& one : all()) remove(one.get());
   }
   void add(Version* one) {
-    one->*place = ++places_;
-    by_place_.emplace(one->*place, one);
+    if (places_.size() > FEW && places_.size() > 2 * size_) close_gaps();
+    places_.emplace_back(one);
+    one->*place = static_cast<int64_t>(places_.size());
+    size_++;
   }
   // Returns whether it was there.
   bool remove(Version* one) {
-    auto found = by_place_.find(std::exchange(one->*place, 0));
-    if (found == by_place_.end()) return false;
-    VersionRef last = std::move(found->second);
-    by_place_.erase(found);
+    auto at = static_cast<size_t>(std::exchange(one->*place, 0));
+    if (at == 0) return false;
+    size_--;
+    VersionRef last = std::move(places_[at - 1]);
     return true;
   }
   static bool has(const Version* one) { return one->*place != 0; }
-  size_t size() const { return by_place_.size(); }
+  size_t size() const { return size_; }
   std::vector<VersionRef> all() const {
     std::vector<VersionRef> found;
-    for (const auto& [number, one] : by_place_) found.emplace_back(one.get());
+    found.reserve(size_);
+    each([&](Version* one) { found.emplace_back(one); });
     return found;
   }
   // Calls `function`, which must not change the set, with each version.
   template <class Function>
   void each(const Function& function) const {
-    for (const auto& [number, one] : by_place_) function(one.get());
+    for (const VersionRef& one : places_)
+      if (one) function(one.get());
   }
 
  private:
-  std::map<int64_t, VersionRef> by_place_;
-  int64_t places_ = 0;
+  static constexpr size_t FEW = 32;
+
+  void close_gaps() {
+    places_.erase(std::remove_if(places_.begin(), places_.end(), [](const VersionRef& one) { return !one; }), places_.end());
+    for (size_t at = 0; at < places_.size(); at++) places_[at].get()->*place = static_cast<int64_t>(at + 1);
+  }
+
+  std::vector<VersionRef> places_;  // with gaps
+  size_t size_ = 0;
 };
 
 // Recomputed versions that the program does not have, the most recent last.

@@ -209,6 +209,7 @@ class Replays {
       tensors.push_back(geometries.all[place].over(use == Use::READ ? memory_of(run, place) : targets[place]));
     }
     Stack stack;
+    stack.reserve(recipe.count);
     size_t next = 0;
     for (size_t place = 0; place < recipe.count; place++) {
       int kind = recipe.holes()[place];
@@ -216,15 +217,16 @@ class Replays {
       if (kind == VALUE) {
         stack.push_back(value);
       } else if (kind == TENSOR) {
-        stack.emplace_back(tensors[next++]);
+        stack.emplace_back(std::move(tensors[next++]));
       } else if (value.isBoolList()) {
         c10::List<std::optional<at::Tensor>> list;
         for (int i = 0; i < kind; i++)
-          list.push_back(value.toBoolList().get(i) ? std::optional(tensors[next++]) : std::nullopt);
+          list.push_back(value.toBoolList().get(i) ? std::optional(std::move(tensors[next++])) : std::nullopt);
         stack.emplace_back(std::move(list));
       } else {
         c10::List<at::Tensor> list;
-        for (int i = 0; i < kind; i++) list.push_back(tensors[next++]);
+        list.reserve(static_cast<size_t>(kind));
+        for (int i = 0; i < kind; i++) list.push_back(std::move(tensors[next++]));
         stack.emplace_back(std::move(list));
       }
     }

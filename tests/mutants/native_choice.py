@@ -100,9 +100,9 @@ native(
 native(
     "evicted storages", "core/policy/evicted.h",
     ("evicted storages do not know their dependents",
-     "if («members.empty() || members.back().get() != member») members.emplace_back(member);", "false",
+     "«new (list->members() + list->count_++) Reference(member);»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
-    ("what is gone still counts as a dependent", "{ return «!member.get()->gone»; });", "true",
+    ("what is gone still counts as a dependent", "all.end(), [](const Reference& one) { return «!one.get()->gone»; });", "true",
      "decisions/decisions::a_block_of_the_sample[7]"),
 )
 native(

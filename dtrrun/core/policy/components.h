@@ -44,10 +44,10 @@ class Components final : public Neighbourhood {
   void evicted(Node* wanted) override {
     if (Component* element = component_of(wanted); element != nullptr && !element->dormant) return;
     settle();
-    std::vector<Node*> pending{wanted};
-    while (!pending.empty()) {
-      Node* node = pending.back();
-      pending.pop_back();
+    pending_.assign(1, wanted);
+    while (!pending_.empty()) {
+      Node* node = pending_.back();
+      pending_.pop_back();
       Component* element = component_of(node);
       if (element == nullptr) element = enter(node);
       if (!element->dormant) continue;
@@ -57,7 +57,7 @@ class Components final : public Neighbourhood {
         Component* other = component_of(parent);
         if (other == nullptr) continue;
         if (other->dormant)
-          pending.push_back(parent);  // when it is processed, it finds this node among its dependents
+          pending_.push_back(parent);  // when it is processed, it finds this node among its dependents
         else
           root = unite(root, find(other));
       }
@@ -155,21 +155,22 @@ class Components final : public Neighbourhood {
   }
   // Adds to `neighbours_` the non-resident storages that a dormant one is computed from.
   void behind(Node* wanted) {
-    std::vector<Node*> pending{wanted};
-    while (!pending.empty()) {
-      Node* node = pending.back();
-      pending.pop_back();
+    pending_.assign(1, wanted);
+    while (!pending_.empty()) {
+      Node* node = pending_.back();
+      pending_.pop_back();
       for (Node* parent : node->inputs()) {
         Component* element = component_of(parent);
         if (element == nullptr || std::find(neighbours_.begin(), neighbours_.end(), element) != neighbours_.end())
           continue;
         neighbours_.push_back(element);
-        if (element->dormant) pending.push_back(parent);
+        if (element->dormant) pending_.push_back(parent);
       }
     }
   }
 
   std::vector<Component*> neighbours_, roots_;  // scratch space for the node under consideration
+  std::vector<Node*> pending_;                  // the same for the search at hand
 };
 
 }  // namespace dtrrun

@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "node.h"
+#include "node_memory.h"
 
 namespace dtrrun {
 
 // Numbers of nodes in the pool. May contain duplicates.
-class Numbers {
+class Numbers : public InNodeMemory {
  public:
   // drop: drops from a vector of numbers those that occur twice, or whose nodes are no longer in the pool.
   template <class Drop>
@@ -38,11 +39,11 @@ class Numbers {
     all_.clear();
     all_.shrink_to_fit();
   }
-  const std::vector<int64_t>& all() const { return all_; }
+  const ShortVector<int64_t>& all() const { return all_; }
 
  private:
   static constexpr size_t FEW = 16, MANY = 64;
-  std::vector<int64_t> all_;
+  ShortVector<int64_t> all_;
   size_t limit_ = MANY;
 };
 
@@ -69,7 +70,7 @@ using Dead = std::shared_ptr<std::vector<Reference>>;
 
 // One evicted storage, from its eviction to its rematerialization or death. Its inputs list it among their dependents, but do
 // not keep its node alive.
-struct Evicted {
+struct Evicted : InNodeMemory {
   int64_t references = 0;
   const int64_t cost;  // c_0 when it was evicted
   Node* node;          // null once it has died
@@ -100,41 +101,74 @@ inline Reference::~Reference() {
   if (evicted_ != nullptr && --evicted_->references == 0) delete evicted_;
 }
 
-struct EvictedDependents {
-  std::vector<Reference> members;  // some may be gone
-  size_t limit = 8;
+// A list of evicted storages, some of which may be gone. Its members follow it in one block of memory, since most lists have one or
+// two, and each eviction makes some.
+class EvictedDependents {
+ public:
+  explicit EvictedDependents(size_t capacity = 0) : capacity_(capacity) {}
+  // Adds a member to a list, which may be null, and may move.
+  static void add(EvictedDependents*& list, Evicted* member) {
+    if (list == nullptr) list = made(FEW);
+    if (list->count_ >= list->limit_) list->drop_those_gone();
+    if (list->count_ != 0 && list->members()[list->count_ - 1].get() == member) return;
+    if (list->count_ == list->capacity_) {
+      EvictedDependents* larger = made(2 * list->capacity_);
+      larger->limit_ = list->limit_;
+      larger->count_ = list->count_;
+      std::uninitialized_move(list->members(), list->members() + list->count_, larger->members());
+      free(std::exchange(list, larger));
+    }
+    new (list->members() + list->count_++) Reference(member);
+  }
+  static void free(EvictedDependents* list) {
+    if (list == nullptr) return;
+    std::destroy_n(list->members(), list->count_);
+    NodeMemory::give_back(list, size_with(list->capacity_));
+  }
+  const Reference* begin() const { return reinterpret_cast<const Reference*>(this + 1); }
+  const Reference* end() const { return begin() + count_; }
+  size_t size() const { return count_; }
+
+ private:
+  static constexpr size_t FEW = 2, MANY = 8;
+
+  static EvictedDependents* made(size_t capacity) {
+    return new (NodeMemory::take(size_with(capacity))) EvictedDependents(capacity);
+  }
+  static size_t size_with(size_t capacity) { return sizeof(EvictedDependents) + capacity * sizeof(Reference); }
+  Reference* members() { return reinterpret_cast<Reference*>(this + 1); }
+  void drop_those_gone() {
+    Reference* end = std::remove_if(members(), members() + count_, [](const Reference& one) { return one.get()->gone; });
+    std::destroy(end, members() + count_);
+    count_ = static_cast<size_t>(end - members());
+    limit_ = std::max(MANY, 2 * count_);
+  }
+
+  size_t count_ = 0, capacity_, limit_ = MANY;
 };
 
-inline const std::vector<Reference>& dependents_of(const Node* node) {
-  static const std::vector<Reference> none;
-  return node->dependents == nullptr ? none : node->dependents->members;
+inline const EvictedDependents& dependents_of(const Node* node) {
+  static const EvictedDependents none;
+  return node->dependents == nullptr ? none : *node->dependents;
 }
 
 // Returns whether anything evicted is computed from a node.
 inline bool depended_on(const Node* node) {
-  const auto& members = dependents_of(node);
-  return std::any_of(members.begin(), members.end(), [](const Reference& member) { return !member.get()->gone; });
+  const EvictedDependents& all = dependents_of(node);
+  return std::any_of(all.begin(), all.end(), [](const Reference& one) { return !one.get()->gone; });
 }
 
 // Enters a node among the evicted dependents of its inputs. It is no longer dormant.
 inline void link(const Node* node, Evicted* member) {
   member->dormant = false;
   for (Node* parent : node->inputs()) {
-    if (parent->constant()) continue;
-    if (parent->dependents == nullptr) parent->dependents = new EvictedDependents;
-    auto& [members, limit] = *parent->dependents;
-    if (members.size() >= limit) {
-      members.erase(std::remove_if(members.begin(), members.end(), [](const Reference& one) { return one.get()->gone; }),
-                    members.end());
-      limit = std::max<size_t>(8, 2 * members.size());
-    }
-    if (members.empty() || members.back().get() != member) members.emplace_back(member);
+    if (!parent->constant()) EvictedDependents::add(parent->dependents, member);
   }
 }
 
 inline void Node::forget_policy() {
   pool_id = 0;
-  delete std::exchange(dependents, nullptr);
+  EvictedDependents::free(std::exchange(dependents, nullptr));
   delete std::exchange(walks, nullptr);
   if (evicted == nullptr) return;
   if (!evicted->gone) evicted->dead->emplace_back(evicted);

@@ -36,8 +36,10 @@ class HeapSearch final : public Search {
 
   KeptNode choose(int64_t now, const Evictable& evictable) override {
     set_longest(now);
-    std::vector<Candidate> candidates, refused;
-    std::vector<std::pair<int64_t, double>> woken = wake(now);
+    auto& [candidates, refused, woken, above] = scratch_;
+    candidates.clear();
+    refused.clear();
+    wake(now);
     consider_below(candidates, now);
     consider_all(woken, candidates, now);
     woken.clear();
@@ -123,11 +125,11 @@ class HeapSearch final : public Search {
                                       pool_.inserted());
   }
 
-  // Removes the bounds that have expired. Returns the numbers of their nodes, and the bounds at staleness 1.
-  std::vector<std::pair<int64_t, double>> wake(int64_t now) {
+  // Removes the bounds that have expired. Sets `woken` to the numbers of their nodes, and the bounds at staleness 1.
+  void wake(int64_t now) {
     for (int64_t number : pool_.due)
       if (Item* item = pool_.find(number)) item->asleep = false;
-    std::vector<std::pair<int64_t, double>> woken;
+    scratch_.woken.clear();
     while (!wakings_.empty() && wakings_.front().time < now) {
       auto [time, number] = pop(wakings_);
       Item* item = pool_.find(number);
@@ -137,12 +139,11 @@ class HeapSearch final : public Search {
       } else if (item->until < now) {
         item->waking = NEVER;
         item->asleep = false;
-        woken.emplace_back(number, item->known ? item->share : UNKNOWN);
+        scratch_.woken.emplace_back(number, item->known ? item->share : UNKNOWN);
       } else {  // its bound has been renewed since
         push_waking(item->until, number, *item);
       }
     }
-    return woken;
   }
   void push_waking(int64_t time, int64_t number, Item& item) {
     item.waking = time;
@@ -151,7 +152,6 @@ class HeapSearch final : public Search {
 
   // Considers every node whose bound is below the first candidate.
   void consider_below(std::vector<Candidate>& candidates, int64_t now) {
-    std::vector<Above> above;
     while (!bounds_.empty()) {
       Bound top = bounds_.front();
       if (!candidates.empty()) {
@@ -162,26 +162,26 @@ class HeapSearch final : public Search {
       Item* item = pool_.find(top.number);
       if (item == nullptr || !item->asleep || item->entry != top.entry) continue;
       item->asleep = false;
-      consider(top.number, item->known ? item->share : UNKNOWN, candidates, above, now);
+      consider(top.number, item->known ? item->share : UNKNOWN, candidates, now);
     }
-    all_asleep(above, candidates, now);
+    all_asleep(candidates, now);
   }
   void consider_all(const std::vector<std::pair<int64_t, double>>& numbers, std::vector<Candidate>& candidates,
                     int64_t now) {
-    std::vector<Above> above;
-    for (auto [number, share] : numbers) consider(number, share, candidates, above, now);
-    all_asleep(above, candidates, now);
+    for (auto [number, share] : numbers) consider(number, share, candidates, now);
+    all_asleep(candidates, now);
   }
-  void all_asleep(const std::vector<Above>& above, const std::vector<Candidate>& candidates, int64_t now) {
+  // Puts to sleep those that did not become candidates.
+  void all_asleep(const std::vector<Candidate>& candidates, int64_t now) {
     double best = candidates.empty() ? 0 : candidates.front().score;
-    for (const Above& one : above) put_to_sleep(one.number, one.share, now, best, one.known);
+    for (const Above& one : scratch_.above) put_to_sleep(one.number, one.share, now, best, one.known);
+    scratch_.above.clear();
   }
   int64_t staleness_of(const Node* node, int64_t now) const {
     return heuristic_.staleness ? std::max<int64_t>(now - node->last_access, 1) : 1;
   }
   // Makes a node a candidate if its score may be less than that of the first candidate.
-  void consider(int64_t number, double share, std::vector<Candidate>& candidates, std::vector<Above>& above,
-                int64_t now) {
+  void consider(int64_t number, double share, std::vector<Candidate>& candidates, int64_t now) {
     Item* item = pool_.find(number);
     if (item == nullptr) return;
     Node* node = item->node.get();
@@ -191,14 +191,14 @@ class HeapSearch final : public Search {
       double best_share = candidates.front().score * heuristic_.aged(staleness);
       if (share != UNKNOWN) {
         if (share * ROUNDING > best_share) {
-          above.push_back({number, share, true});
+          scratch_.above.push_back({number, share, true});
           return;
         }
       } else {
         double own = heuristic_.score(cheaper(node, node->cost), size, 1);
         if (heuristic_.adjusts()) own *= factor(node, number, *item, false);
         if (own * ROUNDING > best_share * far_) {
-          above.push_back({number, own, far_ == 1});
+          scratch_.above.push_back({number, own, far_ == 1});
           return;
         }
       }
@@ -275,7 +275,15 @@ class HeapSearch final : public Search {
     std::make_heap(wakings_.begin(), wakings_.end());
   }
 
+  // What one search needs, kept for its memory.
+  struct Scratch {
+    std::vector<Candidate> candidates, refused;
+    std::vector<std::pair<int64_t, double>> woken;
+    std::vector<Above> above;  // their scores are above the first candidate's
+  };
+
   const double far_;
+  Scratch scratch_;
   std::vector<Bound> bounds_;  // heaps
   std::vector<Timed> wakings_, expected_;
   uint64_t entries_ = 0;

@@ -105,7 +105,7 @@ class Pool {
   }
   // Notes that a node with this number relies on something.
   void watch(Numbers& watchers, int64_t number) {
-    watchers.add(number, [&](std::vector<int64_t>& all) { drop_repeated(all); });
+    watchers.add(number, [&](ShortVector<int64_t>& all) { drop_repeated(all); });
   }
   // Returns the numbers in the order in which the nodes were inserted.
   std::vector<int64_t> numbers() const {
@@ -121,7 +121,7 @@ class Pool {
 
  private:
   // Drops numbers that occur twice, or whose nodes are no longer here.
-  void drop_repeated(std::vector<int64_t>& numbers) {
+  void drop_repeated(ShortVector<int64_t>& numbers) {
     drops_++;
     auto is_superfluous = [&](int64_t number) {
       Item* item = find(number);
