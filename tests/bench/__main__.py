@@ -31,7 +31,6 @@ NAMES = (
     "device_clock",
     "host_tier",
     "host_links",
-    "host_beside",
     "sharded",
 )
 

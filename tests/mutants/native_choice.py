@@ -102,7 +102,8 @@ native(
     ("evicted storages do not know their dependents",
      "«new (list->members() + list->count_++) Reference(member);»", "",
      "decisions/decisions::a_block_of_the_sample[7]"),
-    ("what is gone still counts as a dependent", "all.end(), [](const Reference& one) { return «!one.get()->gone»; });", "true",
+    ("what is gone still counts as a dependent",
+     "all.end(), [](const Reference& one) { return «!one.get()->gone»; });", "true",
      "decisions/decisions::a_block_of_the_sample[7]"),
 )
 native(

@@ -3,7 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtrrun.runtime.cuda.budget import CONTEXT, IDLE, LEAST_GUARD, LEAST_SLACK, MIB, SEGMENT, Accounts
+from dtrrun.runtime.cuda.budget import (
+    CONTEXT,
+    FORGET_SEARCHES,
+    IDLE,
+    LEAST_GUARD,
+    LEAST_SLACK,
+    MANY_SEARCHES,
+    MIB,
+    SEGMENT,
+    Accounts,
+)
 
 GB = 10**9
 
@@ -124,6 +134,23 @@ def test_a_full_allocator_is_not_fragmented():
     accounts = looked(Accounts(2 * GB), 0, 300 * MIB)
     accounts.request_failed(accounts.cap - 50 * MIB, 100 * MIB)
     assert accounts.slack == LEAST_SLACK
+
+
+def test_the_ledger_runs_short_first_where_the_allocator_would_search_too_often():
+    accounts = looked(Accounts(2 * GB), 0, 300 * MIB)
+
+    def step_with(searches: int, unused: int) -> int:
+        for _ in range(searches):
+            accounts.searched(unused)
+        accounts.step_ended(False)
+        return accounts.slack
+
+    assert step_with(MANY_SEARCHES - 1, 8 * MIB) == LEAST_SLACK
+    assert step_with(MANY_SEARCHES, 200 * MIB) == LEAST_SLACK  # the memory is elsewhere
+    assert step_with(MANY_SEARCHES, 8 * MIB) == LEAST_SLACK + 8 * MIB
+    for _ in range(FORGET_SEARCHES - 1):
+        assert step_with(1, 8 * MIB) == LEAST_SLACK + 8 * MIB
+    assert step_with(0, 0) == LEAST_SLACK
 
 
 def test_another_budget():

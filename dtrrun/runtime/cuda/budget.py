@@ -22,6 +22,9 @@ LEAST_SLACK = SEGMENT + 2 * MIB  # the ends of the last segment of each of the a
 IDLE = 1536 * MIB  # above this, other processes use the device, since no context is this large
 CONTEXT = 512 * MIB  # the assumed size of our context in that case
 SLACK_SHARE = 4  # never more than a quarter of the cap
+MANY_SEARCHES = 512  # for neighbours to evict, in one step: together they take longer than what is evicted
+CROWDED_SHARE = 16  # of the cap: no more is kept free for that reason
+FORGET_SEARCHES = 100  # steps, after which it is seen again whether that many are needed
 FLUSHED_SHARE = 8  # an eighth of the cap is kept free once the allocator has had to flush
 SMALL_UNIT = 2 * MIB  # for requests of up to 1 MiB, which have a pool of their own
 LARGE_REQUEST = 10 * MIB  # from here on, requests are rounded up to SMALL_UNIT
@@ -64,7 +67,9 @@ class Accounts:
         self.programs_cap: int | None = None  # what the program lets the allocator take; None: all
         self.forbidden = 0  # bytes of the budget that the program's limit excludes
         self.set_budget(budget_bytes)
-        self._slack = 0
+        self._slack = self._crowded = 0
+        self._unused: list[int] = []  # of this step, see `searched`
+        self._until_forgotten = 0  # steps
         self._others: int | None = None  # bytes of the device used by other processes
         self._reserved = -1
         self._since = 0.0  # when `reserved` was first seen at its present value
@@ -142,7 +147,7 @@ class Accounts:
         """Bytes of the cap known to be unusable because of fragmentation."""
         if self.cap is None:
             return 0
-        return min(max(self._slack, LEAST_SLACK), self.cap // SLACK_SHARE)
+        return min(max(self._slack, self._crowded, LEAST_SLACK), self.cap // SLACK_SHARE)
 
     def limit(self, allocated: int, resident: int) -> int:
         """Return what tensors may take, given the bytes in use according to the allocator and the ledger."""
@@ -157,12 +162,35 @@ class Accounts:
             if unusable > self._slack and unusable >= wanted:
                 self._slack = unusable
 
+    def searched(self, unused: int) -> None:
+        """Note that the allocator had no block for a request, and could not map one, although tensors could
+        take `unused` bytes more.
+        """
+        # If that is much, another of the allocator's pools has it.
+        if self.cap is not None and unused <= self.cap // CROWDED_SHARE:
+            self._unused.append(unused)
+
+    def _settle_searches(self) -> None:
+        """Keep so much free that the ledger runs short of memory before the allocator does, if that has
+        searched for neighbours too often in this step.
+
+        As much is evicted either way, but what scores least is found far sooner than the cheapest window.
+        """
+        self._until_forgotten -= 1
+        if len(self._unused) >= MANY_SEARCHES:
+            most = sorted(self._unused)[len(self._unused) * 3 // 4]  # for three in four of them
+            self._crowded, self._until_forgotten = self.slack + most, FORGET_SEARCHES
+        elif self._until_forgotten <= 0:
+            self._crowded = 0
+        self._unused.clear()
+
     def step_ended(self, flushed: bool) -> None:
         """Forget some of the fragmentation, since it can disappear.
 
         flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory, and
         that can't be avoided otherwise. With more memory free, a request finds a block that is large enough.
         """
+        self._settle_searches()
         self._slack -= self._slack // DECAY
         if flushed and self.cap is not None:
             self._slack = max(self._slack, self.cap // FLUSHED_SHARE)

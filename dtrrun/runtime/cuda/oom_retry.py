@@ -316,6 +316,7 @@ class Retry:
         started, evictions = now_ns(), self._dtr.eviction.evictions
         with self._callbacks.lock, (guard := below()), guard:
             self._ledger.collect_dead()
+            self.accounts.searched(max(self._ledger.limit - self._ledger.resident_bytes, 0))
             self._make_room(nbytes, reserved, growth, cap)
         self.avoided += self._dtr.eviction.evictions > evictions
         if not self._dtr.eviction.replaying:

@@ -24,8 +24,6 @@ SECONDS = 2.0
 """No further budget is tried after this much processor time."""
 LIMIT = 3.0
 """A budget is too small if the rest of the step takes more than this multiple of its own work."""
-LIMIT_WITH_COPIES = inf
-"""The same where all may leave for the host, and copies take what they take."""
 CLOSE = 0.02
 """The budget found is at most this share above the least that runs."""
 READS_NOTHING = {
@@ -117,7 +115,7 @@ class Rehearsal:
         from dtrrun.simulator.live import predict
 
         started = thread_time()
-        low, most = self._dtr.ledger.limit, LIMIT if self._dtr.ledger.host is None else LIMIT_WITH_COPIES
+        low = self._dtr.ledger.limit
         free = predict(log, None, self._heuristic)
         high = max(free.peak_bytes, low + 1)
 
@@ -129,7 +127,7 @@ class Rehearsal:
             if thread_time() - started > SECONDS:
                 return None
             tried = (low + high) // 2
-            told = predict(log, tried, self._heuristic, limit=most)
+            told = predict(log, tried, self._heuristic, limit=LIMIT)
             if told.status == "ok":
                 high = tried
             else:
