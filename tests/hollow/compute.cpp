@@ -324,7 +324,14 @@ struct Kernel final : c10::OperatorKernel {
       bool written = writes(schema.arguments()[i]);
       each(given[i], [&](const Tensor& t) { if (on_gpu(t)) note(t, written); });
     }
-    for (const IValue& value : work.results) each(value, [&](const Tensor& t) { note(t, true); });
+    size_t inputs = work.spans.size();  // cuDNN's recurrent layers return their weights, to which they do not write
+    auto is_input = [&](const Tensor& t) {
+      return std::any_of(work.spans.begin(), work.spans.begin() + inputs, [&](const Span& one) { return one.at == t.data_ptr(); });
+    };
+    for (const IValue& value : work.results)
+      each(value, [&](const Tensor& t) {
+        if (t.defined() && !is_input(t)) note(t, true);
+      });
   }
 
   bool real, within, own_generator = false, random = false;
