@@ -325,17 +325,21 @@ inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, 
 // of all devices. Those of others match none of the blocks, whose addresses they do not share.
 class WindowSearch {
  public:
-  // Returns the versions to evict for so many contiguous bytes; none if there is no window, or one that is free. Of several that
-  // cost the same, the first one is taken.
-  std::vector<VersionRef> cheapest(const Core& core, const BlockList& blocks, int64_t wanted) {
+  // Begins to search for windows of so many contiguous bytes.
+  void begin(const Core& core, const BlockList& blocks, int64_t wanted) {
+    begun_++;
     find_costs(core, blocks);
     find_windows(blocks, wanted);
     std::make_heap(windows_.begin(), windows_.end());
+  }
+  // Returns the versions to evict for the cheapest window that has no block of those returned before; none if there is no such
+  // window, or it is free. Of several that cost the same, the first one is taken.
+  std::vector<VersionRef> next(const Core& core, const BlockList& blocks) {
     while (!windows_.empty()) {
       std::pop_heap(windows_.begin(), windows_.end());
       Window window = windows_.back();
       windows_.pop_back();
-      if (window.exact) return versions_in(blocks, window);
+      if (window.exact && !is_taken(window)) return take(blocks, window);
       price(core, blocks, window);
       if (window.price == NEVER_GOES) continue;
       windows_.push_back(window);
@@ -343,6 +347,8 @@ class WindowSearch {
     }
     return {};
   }
+  // Returns how many searches have begun: `next` belongs to the last one.
+  int64_t begun() const { return begun_; }
 
  private:
   static constexpr double NEVER_GOES = std::numeric_limits<double>::infinity();
@@ -444,10 +450,17 @@ class WindowSearch {
     if (!window.exact) window.price *= Search::ROUNDING;
   }
 
-  std::vector<VersionRef> versions_in(const BlockList& blocks, const Window& window) const {
-    std::vector<VersionRef> found;
+  bool is_taken(const Window& window) const {
     for (size_t place = window.first; place <= window.last; place++)
+      if (costs_[place].price == NEVER_GOES) return true;
+    return false;
+  }
+  std::vector<VersionRef> take(const BlockList& blocks, const Window& window) {
+    std::vector<VersionRef> found;
+    for (size_t place = window.first; place <= window.last; place++) {
       if (!blocks[place].free) found.emplace_back(costs_[place].one);
+      costs_[place].price = NEVER_GOES;
+    }
     return found;
   }
 
@@ -455,17 +468,27 @@ class WindowSearch {
   std::vector<Cost> costs_;  // by block
   std::vector<double> sums_;
   std::vector<Window> windows_;  // a heap
+  int64_t begun_ = 0;
 };
 
 // Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if bringing them back costs
 // more ns, or -1. Returns whether there is such a window, and all of it could be evicted.
+//
+// A search takes as long as there are blocks. Where there are thousands, the next windows cost about as little, and the next
+// requests need them: they are evicted as well, instead of searching again.
 inline bool evict_window(Core& core, const BlockList& blocks, int64_t wanted, int64_t at_most) {
+  constexpr size_t BLOCKS_EACH = 2048;
   core.eviction.begin_pressure();
   static thread_local WindowSearch search;
-  std::vector<VersionRef> window = search.cheapest(core, blocks, wanted);
-  if (window.empty() || (at_most >= 0 && !is_cheap(core, window, at_most))) return false;
-  for (const VersionRef& one : window)
-    if (!core.eviction.evict_if_possible(one.get())) return false;
+  search.begin(core, blocks, wanted);
+  int64_t begun = search.begun();
+  for (size_t windows = 0; windows <= blocks.size() / BLOCKS_EACH; windows++) {
+    if (search.begun() != begun) break;  // within an eviction
+    std::vector<VersionRef> window = search.next(core, blocks);
+    if (window.empty() || (at_most >= 0 && !is_cheap(core, window, at_most))) return windows != 0;
+    for (const VersionRef& one : window)
+      if (!core.eviction.evict_if_possible(one.get())) return windows != 0;
+  }
   return true;
 }
 

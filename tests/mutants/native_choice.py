@@ -121,9 +121,12 @@ native(
 native(
     "windows", "device_blocks.h",
     ("the window with the least bound is taken",
-     "if («window.exact») return versions_in(blocks, window);", "true",
+     "if («window.exact» && !is_taken(window))", "true",
      "unit/fragmentation::as_good_as_trying_all_windows"),
     ("windows are longer than needed",
      "while («nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted») nbytes", "false",
      "unit/fragmentation::as_good_as_trying_all_windows"),
+    ("a block is in two windows",
+     "emplace_back(costs_[place].one);\n      costs_[place].price = «NEVER_GOES»;", "costs_[place].price",
+     "unit/fragmentation::among_thousands_of_blocks_the_next_windows_go_as_well"),
 )

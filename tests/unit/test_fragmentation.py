@@ -76,6 +76,20 @@ def test_what_free_blocks_make_unnecessary_stays(blocks):
     assert blocks.evict(4, [(2, FIXED), (2, FREE), (2, b)]) == (True, [1])
 
 
+def test_among_thousands_of_blocks_the_next_windows_go_as_well(blocks):
+    a, b, c = sorted(blocks.tensors[:3], key=blocks.price)
+    many = [(2, FIXED)] * 2048
+    apart = [(2, a), (2, FIXED), (2, c), (2, FIXED), (2, b)]
+    done, evicted = blocks.evict(2, [*apart, *many])
+    assert done
+    assert {id(blocks.tensors[n]) for n in evicted} == {id(a), id(b)}
+    dear, *rest = sorted(blocks.tensors[3:6], key=blocks.price, reverse=True)
+    beside = [(2, one) for one in (dear, *rest)]  # another window would need a part of the first
+    done, evicted = blocks.evict(4, [*beside, *many])
+    assert done
+    assert {id(blocks.tensors[n]) for n in evicted} == {id(one) for one in (a, b, *rest)}
+
+
 def test_a_window_that_costs_too_much_stays(blocks):
     version = blocks.version(blocks.tensors[3])
     [repeated] = version.operation.inputs  # which has been released
