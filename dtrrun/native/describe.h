@@ -95,7 +95,8 @@ class Describer {
         if (!key_.add(value)) key_.add_other();
         if (value.isDevice() && arguments[place].kwarg_only()) {
           c10::Device device = value.toDevice();
-          is_placed = device_.is_meant_by(device) || (device.type() == device_.type() && !device.has_index());
+          is_placed = device_.is_meant_by(device);
+          if (!is_placed && device.type() == device_.type()) is_placed = joins(device_.meant_by(device)) || !device.has_index();
           if (!is_placed) call.special().elsewhere = device.str();
         }
       }
@@ -292,6 +293,14 @@ class Describer {
   }
 
   // Calls a method of Python's `Callbacks` with a tensor of the program's.
+  // Lets the session use another GPU, too, which an operator names, if it may.
+  bool joins(c10::Device device) const {
+    if (device_.is_modelled()) return false;
+    Untraced untraced;
+    WithoutFunctionModes plain;
+    c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
+    return checked(PyObject_CallMethod(callbacks_.get(), "joins", "i", static_cast<int>(device.index()))).get() == Py_True;
+  }
   Ref ask(const char* method, const at::Tensor& tensor) const {
     Untraced untraced;
     WithoutFunctionModes plain;

@@ -64,6 +64,8 @@ class Device {
   c10::Device at(int64_t place) const { return main_streams_[static_cast<size_t>(place)].device(); }
   // Returns true if memory on `device` is the session's.
   bool has(c10::Device device) const { return place_of(device) >= 0; }
+  // Returns the device that a program means that may say only `device="cuda"`.
+  c10::Device meant_by(c10::Device device) const { return device.has_index() || !guard_ ? device : guard_->getDevice(); }
   // Also returns true if a program that says only `device="cuda"` means one of the session's devices.
   bool is_meant_by(c10::Device device) const {
     return has(device) || (device.type() == ours_.type() && !device.has_index() && is_current());
@@ -97,8 +99,7 @@ class Device {
         if (found < 0)
           for (const c10::IValue& item : value.toListRef()) look(item.toTensor());
       } else if (value.isDevice() && value.toDevice().type() == ours_.type()) {
-        c10::Device named = value.toDevice();
-        return std::max<int64_t>(place_of(named.has_index() ? named : guard_->getDevice()), 0);
+        return std::max<int64_t>(place_of(meant_by(value.toDevice())), 0);
       }
     }
     return std::max<int64_t>(found, 0);

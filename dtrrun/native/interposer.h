@@ -547,6 +547,7 @@ class Interposer final : public Turns {
     Anchors anchors(versions_, may_touch ? Words::of_foreign_code() : std::vector<uintptr_t>());
     OperatorCall call(info, arrival, turn, versions_, device);
     describer_.describe(call);
+    if (device.are_several()) ledger.use(call.place = device.place_of(arrival.values(), arrival.count));  // perhaps only now
     bool careful = is_careful();
     if (careful && have_changed(call)) return false;
     Key missed;
@@ -554,7 +555,6 @@ class Interposer final : public Turns {
       Stopwatch::Pause pause(watch);  // Python measures its own time
       describer_.make_signature(call, missed);
     }
-    if (device.are_several()) call.place = ledger.device;
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
     Observed observed(observation_, info, arrival, call.its_signature.get(), &call);
     call.observed = &observed;

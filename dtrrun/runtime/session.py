@@ -558,7 +558,7 @@ class Session:
         def advice(error: BudgetError) -> Advice:
             try:
                 with moment.again():
-                    program = Program.look(moment.device_type)
+                    program = Program.look(moment.place)
                     training, labels = program.training, Labels(moment)
                     known = plain._replace(run=self.plain_bytes())
                     given = moment, signatures, training, error, moment.inputs, failed, rehearsal
@@ -601,7 +601,7 @@ class Session:
     def _advised(self, error: BudgetError, inputs: Sequence[Version], failed: Signature | None) -> Advised:
         """Return the budgets that the error of a call would name, without raising it."""
         moment: Any = Moment(self.dtr, inputs)
-        training = find_training(self.ledger.device_type)
+        training = find_training(moment.place)
         rehearsal = Rehearsal(self.dtr, self._heuristic, inputs)
         refused = Refused(moment, self._signatures(failed), training, error, inputs, failed, rehearsal)
         plain = self._plain(error, failed)._replace(run=self.plain_bytes())
@@ -868,13 +868,17 @@ class Session:
     def pinned(self, *, lately: bool = False) -> list[Row]:
         """Return what can't be evicted, the largest first. At the end, names what holds it if it is much.
 
-        lately: what was found not long ago is enough.
+        Of several GPUs, it is about the first. lately: what was found not long ago is enough.
         """
-        rows, budget_bytes = self._labels.rows(lately=lately and not self.ending), self.ledger.budget_bytes
-        if self.ending and budget_bytes is not None and without_role_bytes(rows) >= NAMED * budget_bytes:
-            with suppress(Exception):  # optimizers and tensors may be of any class
-                return self._labels.searched(find_training(self.ledger.device_type))
-        return rows
+        with self.ledger.on(0):
+            rows, budget_bytes = (
+                self._labels.rows(lately=lately and not self.ending),
+                self.ledger.budget_bytes,
+            )
+            if self.ending and budget_bytes is not None and without_role_bytes(rows) >= NAMED * budget_bytes:
+                with suppress(Exception):  # optimizers and tensors may be of any class
+                    return self._labels.searched(find_training(self.ledger.device_type))
+            return rows
 
     def report(self) -> dict[str, Any]:
         """Return the figures so far: the counters of `telemetry.fields`, and tables.

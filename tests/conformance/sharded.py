@@ -474,6 +474,12 @@ def in_another_thread() -> Any:
         return pool.submit(train_plain).result()
 
 
+def compiled_by_block() -> Any:
+    """Dynamo forgets all that it has compiled first, since sessions begin and end in between."""
+    torch._dynamo.reset()
+    return train(sharded(*(torch.compile(block) for block in blocks(count=2))))
+
+
 def by_hybrid_sharding() -> Any:
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicated", "sharded"))
     return train(sharded(*blocks(), mesh=mesh))
@@ -525,6 +531,7 @@ DEAR = (
     offloaded_to_the_cpu,
     in_another_thread,
     saved_and_loaded_in_parts,
+    compiled_by_block,
 )
 IN_FOUR = (
     train_plain,

@@ -365,6 +365,46 @@ def test_each_gpu_may_use_the_whole_budget(program, share):
     assert all(map(torch.equal, plain, found))
 
 
+@TWO
+def test_an_error_is_about_the_gpu_that_has_no_room():
+    near, far = (torch.ones(1 << 18, device=f"{DEVICE}:{index}") for index in range(2))
+
+    def program():
+        return (near + 1).sum().item() + torch.stack([far] * 64).sum().item()
+
+    with dtrrun.budget(None, device=DEVICE) as session:
+        expected = program()
+        beside = session.device.others()[0]["overhead_bytes"]
+    budget = budget_for(16 << 20, beside + torch.cuda.memory_allocated(1))
+    told = []
+    while len(told) < 3:  # it may take a library's workspace, too
+        try:
+            with dtrrun.budget(budget, device=DEVICE):
+                assert program() == expected
+            break
+        except dtrrun.BudgetError as error:
+            told.append(str(error))
+            budget = error.least_budget_bytes
+    assert told
+    for text in told:
+        assert f"{DEVICE}:1 that has no room" in text
+        assert "`far`" in text
+        assert "`near`" not in text
+
+
+@TWO
+def test_the_first_operator_on_another_gpu_takes_none_of_the_firsts_room():
+    near = torch.ones(1 << 22, device=f"{DEVICE}:0")
+    with dtrrun.budget(None, device=DEVICE) as session:
+        near + 1
+        beside = session.report()["overhead_bytes"]
+    with dtrrun.budget(budget_for(3 * near.nbytes, beside), device=DEVICE) as session:
+        kept = near + 1
+        far = torch.full((1 << 23,), 2.0, device=f"{DEVICE}:1")
+        assert session.report()["evictions"] == 0
+        assert kept.sum().item() * 2 == far.sum().item() == 4 * near.numel()
+
+
 @NAMES
 def test_the_same_bits_with_all_on_the_host(name):
     """Nothing is recomputed that can be copied, and weights and state leave as well."""

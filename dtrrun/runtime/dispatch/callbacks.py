@@ -38,6 +38,7 @@ from dtrrun.runtime.patches.passing import until_return
 from dtrrun.runtime.storage import (
     is_for_shapes,
     is_held,
+    place_of,
     rounded,
     storage_of,
     type_of,
@@ -233,6 +234,11 @@ class Callbacks:
         return self.ledger.resident_bytes - before
 
     # -- tensors ---------------------------------------------------------------------------------
+
+    def joins(self, index: int) -> bool:
+        """Return whether the session uses this GPU, which it may do from now on."""
+        ours = self.ledger.device_type
+        return place_of(torch.device(ours, index)) == ours
 
     def version_of(self, tensor: torch.Tensor) -> Version | None:
         """Return the version of a tensor's storage, entered as a constant if it is new; None if there is no

@@ -80,9 +80,9 @@ class Program(NamedTuple):
     traceback: TracebackType | None = None
 
     @classmethod
-    def look(cls, device_type: str) -> Program:
+    def look(cls, device: str) -> Program:
         tensors: list[torch.Tensor] = []
-        return cls(find_training(device_type, tensors), tensors, set())
+        return cls(find_training(device, tensors), tensors, set())
 
 
 class Held(NamedTuple):
@@ -108,7 +108,7 @@ def hold(ledger: Ledger, now: Now, program: Program, longest_ns: int = LONGEST_N
     training, tensors, also, traceback = program
     roles = training.roles(ledger.key_of)
     savers = saved_by_graphs(tensors, ledger.key_of)
-    versions = [one for one in ledger.versions.values() if one.nbytes]
+    versions = [one for one in ledger.versions.values() if one.nbytes and one.device == ledger.device]
     batch = set(by_storage(now.inputs, ledger.key_of))
     in_use = _in_use(versions, now.age)
     classes: dict[int, str] = {}

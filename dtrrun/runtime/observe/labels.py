@@ -109,7 +109,7 @@ class Labels:
         return self._rows(training.roles(self._ledger.key_of), holders)
 
     def _constants(self) -> list[Version]:
-        versions = list(self._ledger.versions.values())
+        versions = [one for one in self._ledger.versions.values() if one.device == self._ledger.device]
         return [one for one in versions if one.resident and one.nbytes and one.operation is None]
 
     def _rows(self, roles: dict[int, str], holders: dict[int, Holder]) -> list[Row]:

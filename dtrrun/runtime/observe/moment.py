@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Version
+from dtrrun.runtime import storage
 from dtrrun.runtime.observe.training_memory import as_in, phase
 
 
@@ -26,28 +27,35 @@ class Seen(NamedTuple):
     used: bool
     pin: str | None
     operation: Operation | None
+    device: int
     escaped: bool
     leaves: bool  # whether it may leave for the host, once no operator needs it
 
 
 def _seen(one: Version, leaves: bool = False) -> Seen:
     facts = one.key, one.nbytes, one.age, one.resident, one.locks, one.used, one.pin, one.operation
-    return Seen(*facts, one.escaped, leaves)
+    return Seen(*facts, one.device, one.escaped, leaves)
 
 
 class Moment:
-    """A ledger as it was. It has what advice, labels and hints read of a `Ledger`, and of a `History`."""
+    """A ledger as it was. It has what advice, labels and hints read of a `Ledger`, and of a `History`.
+
+    It is about the device that was in use. place: its name, without an index if there is one only.
+    """
 
     def __init__(self, dtr: DTR, inputs: Sequence[Version]) -> None:
         ledger, history = dtr.ledger, dtr.history
-        self.key_of, self.device_type = ledger.key_of, ledger.device_type
+        self.key_of, self.device_type, self.device = ledger.key_of, ledger.device_type, ledger.device
+        several = ledger.devices > 1
+        self.place = f"{self.device_type}:{storage.OURS[self.device]}" if several else self.device_type
         self.budget_bytes, self.limit = ledger.budget_bytes, ledger.limit
         self.former_step_age = history.former_step_age
         self.age, self.step_age, self.overhead = ledger.age, ledger.step_age, dict(ledger.overhead)
         self.constants_leave = ledger.constants_leave
         leaves = dtr.eviction.could_leave if ledger.constants_leave else lambda _: False
-        self.versions = {key: _seen(one, leaves(one)) for key, one in ledger.versions.items()}
-        self.scratch = [_seen(one) for one in ledger.scratch]
+        here = [one for one in ledger.versions.values() if one.device == self.device]
+        self.versions = {one.key: _seen(one, leaves(one)) for one in here}
+        self.scratch = [_seen(one) for one in ledger.scratch if one.device == self.device]
         self.inputs = [_seen(one) for one in inputs]
         self._blocks = ledger.pinned_blocks()
         self._phase = phase()

@@ -50,7 +50,7 @@ class Training(NamedTuple):
     parameters: list[torch.Tensor]
     optimizers: list[torch.optim.Optimizer]
     learns: bool  # whether gradients are to be expected
-    device_type: str
+    device: str  # a type, or one of several GPUs (`cuda:1`)
     buffers: Sequence[torch.Tensor] = ()
 
     def present(self, key_of: Callable[[Any], int]) -> dict[int, int]:
@@ -62,7 +62,7 @@ class Training(NamedTuple):
         tensors += [one for parameter in self.parameters if (one := _gradient(parameter)) is not None]
         for optimizer in self.optimizers:
             for _, parameter in self._updated(optimizer):
-                tensors += _tensors(_state(optimizer, parameter).values(), self.device_type)
+                tensors += _tensors(_state(optimizer, parameter).values(), self.device)
         return by_storage(tensors, key_of)
 
     def roles(self, key_of: Callable[[Any], int]) -> dict[int, str]:
@@ -138,7 +138,7 @@ class Training(NamedTuple):
             for group, parameter in self._updated(optimizer):
                 if not group.get("fused"):
                     at_once = group.get("foreach")
-                    at_once = self.device_type == "cuda" if at_once is None else at_once
+                    at_once = self.device.startswith("cuda") if at_once is None else at_once
                     sizes[bool(at_once)].append(_size(parameter))
             most = max(most, sum(sizes[True]), *sizes[False])
         return 2 * most
@@ -161,7 +161,7 @@ class Training(NamedTuple):
     def _updated(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if _is_parameter(parameter, self.device_type):
+                if _is_parameter(parameter, self.device):
                     yield group, parameter
 
     def _state_bytes(self, optimizer: torch.optim.Optimizer) -> int | None:
@@ -170,7 +170,7 @@ class Training(NamedTuple):
         for group, parameter in self._updated(optimizer):
             state, copies = _state(optimizer, parameter), _copies(optimizer, group)
             if state:
-                total += sum(_size(tensor) for tensor in _tensors(state.values(), self.device_type))
+                total += sum(_size(tensor) for tensor in _tensors(state.values(), self.device))
             elif copies is not None:
                 total += copies * _size(parameter)
             elif parameter.requires_grad:
@@ -178,7 +178,7 @@ class Training(NamedTuple):
         return None if unknown else total
 
 
-def find_training(device_type: str, tensors: list[torch.Tensor] | None = None) -> Training:
+def find_training(device: str, tensors: list[torch.Tensor] | None = None) -> Training:
     """Find the parameters and optimizers of the program.
 
     Gradients are those of all parameters that require them; none are assumed in a program that has no
@@ -192,27 +192,27 @@ def find_training(device_type: str, tensors: list[torch.Tensor] | None = None) -
         if issubclass(cls, torch.Tensor):
             if tensors is not None and has_graph(found):
                 tensors.append(found)
-            if _is_parameter(found, device_type):
+            if _is_parameter(found, device):
                 parameters[id(found)] = found
         elif issubclass(cls, torch.optim.Optimizer):
             optimizers.append(found)
         else:
-            buffers += _tensors((found.__dict__.get("_buffers") or {}).values(), device_type)
+            buffers += _tensors((found.__dict__.get("_buffers") or {}).values(), device)
     learns = bool(optimizers) or torch.is_grad_enabled() or in_backward()
-    return Training([*parameters.values()], optimizers, learns, device_type, buffers)
+    return Training([*parameters.values()], optimizers, learns, device, buffers)
 
 
 def training_of(
-    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module], device_type: str
+    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module], device: str
 ) -> Training:
     """Return what these optimizers and modules train, without a search of the program's objects."""
     optimizers = list(optimizers)
     parts = [part for module in modules for part in module.modules()]
     given = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
     given += [one for part in parts for one in part._parameters.values()]
-    parameters = {id(one): one for one in given if one is not None and _is_parameter(one, device_type)}
-    buffers = [one for part in parts for one in _tensors(part._buffers.values(), device_type)]
-    return Training([*parameters.values()], optimizers, True, device_type, buffers)
+    parameters = {id(one): one for one in given if one is not None and _is_parameter(one, device)}
+    buffers = [one for part in parts for one in _tensors(part._buffers.values(), device)]
+    return Training([*parameters.values()], optimizers, True, device, buffers)
 
 
 def has_graph(tensor: torch.Tensor) -> bool:
@@ -299,11 +299,15 @@ def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[An
     return state if isinstance(state, dict) else {"": state}
 
 
-def _is_parameter(tensor: Any, device_type: str) -> bool:
+def _is_on(tensor: torch.Tensor, device: str) -> bool:
+    return tensor.device.type == device or str(tensor.device) == device
+
+
+def _is_parameter(tensor: Any, device: str) -> bool:
     """Return whether a tensor is a module's parameter or another trained leaf with memory on the device."""
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            if tensor.device.type != device_type or not is_leaf(tensor) or not _parts(tensor):
+            if not _is_on(tensor, device) or not is_leaf(tensor) or not _parts(tensor):
                 return False
             _ = tensor.shape  # a lazy parameter and some nested tensors have none
             return tensor.requires_grad or issubclass(type(tensor), torch.nn.Parameter)
@@ -361,11 +365,11 @@ def _bytes(part: torch.Tensor) -> int:
         return 0
 
 
-def _tensors(values: Any, device_type: str) -> Iterator[torch.Tensor]:
+def _tensors(values: Any, device: str) -> Iterator[torch.Tensor]:
     """Yield the tensors on the device in one parameter's state, including its lists (L-BFGS)."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.device.type == device_type:
+            if _is_on(value, device):
                 yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value, device_type)
+            yield from _tensors(value, device)
