@@ -696,6 +696,12 @@ class Interposer final : public Turns {
       bool plain = recording_.outputs_of(call, outputs);
       if (call.info.collective)  // it may go on reading and writing when it has returned
         for (Version* one : call.versions) one->fixed = true;
+      std::vector<VersionRef> used;
+      std::optional<Locked> until_pinned;
+      if (is_beside) {
+        for (Version* one : call.versions) used.emplace_back(one);
+        until_pinned.emplace(used);
+      }
       core_.operators.finish(call, outputs, plain);
       recording_.note_extents(call, outputs);
       if (call.unusual) settle(call, outputs);

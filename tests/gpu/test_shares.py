@@ -393,16 +393,28 @@ def test_an_error_is_about_the_gpu_that_has_no_room():
 
 
 @TWO
-def test_the_first_operator_on_another_gpu_takes_none_of_the_firsts_room():
+@pytest.mark.parametrize("named", [DEVICE, f"{DEVICE}:1"])
+def test_the_first_operator_on_another_gpu_takes_none_of_the_firsts_room(named):
     near = torch.ones(1 << 22, device=f"{DEVICE}:0")
     with dtrrun.budget(None, device=DEVICE) as session:
         near + 1
         beside = session.report()["overhead_bytes"]
     with dtrrun.budget(budget_for(3 * near.nbytes, beside), device=DEVICE) as session:
         kept = near + 1
-        far = torch.full((1 << 23,), 2.0, device=f"{DEVICE}:1")
+        with torch.cuda.device(1):
+            far = torch.full((1 << 23,), 2.0, device=named)
         assert session.report()["evictions"] == 0
         assert kept.sum().item() * 2 == far.sum().item() == 4 * near.numel()
+
+
+def test_what_a_side_stream_uses_stays_with_everything_evicted():
+    expected = run("branch")
+    with dtrrun.budget(1, over_budget="evict", device=f"{DEVICE}:0", verify=True) as session:
+        found = run("branch")
+        report = session.report()
+    assert report["evictions"] > 0
+    assert report["mismatches"] == []
+    assert all(map(torch.equal, expected, found))
 
 
 @NAMES
