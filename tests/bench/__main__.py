@@ -31,6 +31,7 @@ NAMES = (
     "device_clock",
     "host_tier",
     "host_links",
+    "host_beside",
     "sharded",
 )
 

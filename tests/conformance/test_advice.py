@@ -206,6 +206,26 @@ def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
         advised.attention()
 
 
+def test_a_backward_pass_beside_the_host_is_rehearsed(monkeypatch, tmp_path):
+    """What an operator waits with while one of its inputs comes back may leave, too."""
+
+    def inside(nbytes):
+        with dtrrun.budget(nbytes, cost="model", host_budget=f"1GB:{tmp_path}"):
+            advised.logits()
+
+    def advice():
+        with pytest.raises(dtrrun.BudgetError, match="_log_softmax_backward_data") as found:
+            inside(9_800_000)
+        return found.value.expected_bytes
+
+    bindings.load()
+    with_it = advice()
+    monkeypatch.setattr("dtrrun.bindings.is_there", lambda: False)
+    assert with_it < 0.8 * advice()
+    gc.collect()
+    inside(with_it)
+
+
 def test_weights_that_a_first_step_could_compute_again_stay_in_later_ones():
     """Both budgets are enough for all steps, and take no longer than is said."""
     bindings.load()

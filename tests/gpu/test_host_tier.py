@@ -18,13 +18,13 @@ STATE = 4 * DEPTH * (WIDTH * WIDTH + WIDTH) * 4
 KINDS = {"each": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
-def program(**kind):
+def program(steps=3, **kind):
     torch.manual_seed(3)
     layers = [part for _ in range(DEPTH) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     model = nn.Sequential(*layers).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, **kind)
     losses = []
-    for _ in range(3):
+    for _ in range(steps):
         inputs = torch.randn(64, WIDTH, device=DEVICE)
         optimizer.zero_grad()
         loss = (model(inputs) - inputs).square().mean()
@@ -77,6 +77,23 @@ def test_a_script_trains_where_it_would_end_and_says_so(capfd):
         assert session.report()["left_peak_bytes"] > 0
     said = [line for line in capfd.readouterr().err.splitlines() if "pinned memory" in line]
     assert len(said) == 1
+
+
+def test_a_budget_that_is_set_later():
+    """Until then, operators have only been counted."""
+
+    def lower(figures):
+        if figures["step"] == 5:
+            assert session.ledger.counting
+            session.set_budget(budget_bytes)
+
+    budget_bytes, expected = budget_for(STATE // 2, steps=7, fused=True)
+    with dtrrun.budget(None, DEVICE) as session:
+        session.on_step(lower)
+        found = program(steps=7, fused=True)
+        assert session.report()["left_peak_bytes"] > 0
+        assert session.ledger.resident_bytes < STATE
+    assert all(map(torch.equal, found, expected))
 
 
 # -- copies ahead, on streams of their own: each test fails on a race as well -------------------------

@@ -20,7 +20,7 @@ from dtrrun.core.graph import Geometry, Operation, Signature, Version
 from dtrrun.core.ledger import COPIED, GATHERED, INPUT_LOST, INPUT_MUTATED, Ledger, beside_tensors
 from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime.errors import BudgetError
-from dtrrun.runtime.observe.rehearsal import LIMIT, Rehearsal
+from dtrrun.runtime.observe.rehearsal import LIMIT, Found, Rehearsal
 from dtrrun.runtime.observe.training_memory import Training, in_backward, in_optimizer
 from dtrrun.runtime.storage import rounded
 from dtrrun.sizes import format_size_up
@@ -211,26 +211,52 @@ def advised_budget(refused: Refused, plain: Plain = Plain(), growth: int = 0) ->
 
 
 def _beside_the_host(refused: Refused, plain: Plain, growth: int) -> Advised:
-    """Return the budgets for a program whose constants leave for the host: operators' tensors have to fit."""
+    """Return the budgets for a program whose constants leave for the host: operators' tensors have to fit.
+
+    A rehearsal tells what else an operator has to wait for in memory. Without one, that is the rest of its
+    inputs while one is recomputed.
+    """
     ledger, signatures, training, error, inputs, _, _ = refused
+    found = _rehearsed_beside(refused) if in_backward() else None
     beside = beside_tensors(ledger) + growth
     seen: Iterable[Any] = ledger.versions.values()
     stays = sum(one.nbytes for one in seen if one.resident and one.operation is None and not one.leaves)
     stays += sum(ledger.pinned_blocks().values()) + beside
     parameters = {_shape(tuple(one.shape)) for one in training.parameters}
     recorded = [Recorded(one, set()) for one in _operations(ledger, inputs)]
-    needs = [one.nbytes + one.waiting for one in recorded if not one.updates]
+    needs = [one.nbytes + (0 if found else one.waiting) for one in recorded if not one.updates]
     for one in signatures:
         call = Sizes(one, set())
         if one.operator.view or call.updates:
             continue
         # An optimizer's update of one weight reads nothing that may have to be computed again.
         alone = one.operator.mutates and not Sizes(one, parameters).inputs
-        needs.append(call.nbytes + (0 if alone else call.waiting))
-    most = max(needs, default=0)
-    expected = int(MARGIN * max(stays + most, error.least_bytes))
+        needs.append(call.nbytes + (0 if alone or found else call.waiting))
+    least = max(stays + max(needs, default=0), error.least_bytes)
+    if found:
+        least = max(least, found.nbytes + _uncounted(ledger) + growth)
+    expected = int(MARGIN * least)
     advised = Advised.of(error.least_bytes, expected, expected, plain.run + beside if plain.run else 0, 1.0)
     return advised if plain.run else advised._replace(basis=SO_FAR + (POOLS if growth else ""))
+
+
+def _rehearsed_beside(refused: Refused) -> Found | None:
+    """Rehearse the call that did not fit, and the backward pass of what has run so far, with a host."""
+    ledger, _, training, _, _, failed, rehearsal = refused
+    if rehearsal is None or failed is None:
+        return None
+    trained = training.trained(ledger.key_of) if in_backward() or torch.is_grad_enabled() else {}
+    try:
+        # Gradients and state that are to come leave as well.
+        return rehearsal.backward(failed, trained, training.without_gradient(ledger.key_of), (), 0)
+    except CannotBuild:
+        return None
+
+
+def _uncounted(ledger: Ledger) -> int:
+    """Return the bytes of the budget that a rehearsal does not count."""
+    blocks = ledger.pinned_blocks()
+    return sum(blocks.values()) - blocks.get(COPIED, 0) + beside_tensors(ledger)
 
 
 def _basis(estimate: Estimate, plain: Plain, calls: int, kept: int, *, less: bool) -> str:
@@ -335,7 +361,7 @@ def expected_budget(refused: Refused) -> Estimate:
         return estimate
     if found is None:
         return estimate
-    beside = around - ledger.pinned_blocks().get(COPIED, 0)
+    beside = _uncounted(ledger)
     needed = found.nbytes + beside
     result = max((one.result for one in known), default=0)
     needed += int(max(SPARE * (needed - kept), min(result, AT_MOST * needed)))

@@ -24,6 +24,8 @@ SECONDS = 2.0
 """No further budget is tried after this much processor time."""
 LIMIT = 3.0
 """A budget is too small if the rest of the step takes more than this multiple of its own work."""
+LIMIT_WITH_COPIES = inf
+"""The same where all may leave for the host, and copies take what they take."""
 CLOSE = 0.02
 """The budget found is at most this share above the least that runs."""
 READS_NOTHING = {
@@ -115,7 +117,7 @@ class Rehearsal:
         from dtrrun.simulator.live import predict
 
         started = thread_time()
-        low = self._dtr.ledger.limit
+        low, most = self._dtr.ledger.limit, LIMIT if self._dtr.ledger.host is None else LIMIT_WITH_COPIES
         free = predict(log, None, self._heuristic)
         high = max(free.peak_bytes, low + 1)
 
@@ -127,7 +129,7 @@ class Rehearsal:
             if thread_time() - started > SECONDS:
                 return None
             tried = (low + high) // 2
-            told = predict(log, tried, self._heuristic, limit=LIMIT)
+            told = predict(log, tried, self._heuristic, limit=most)
             if told.status == "ok":
                 high = tried
             else:
