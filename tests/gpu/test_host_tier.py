@@ -217,7 +217,7 @@ def test_what_is_copied_ahead_may_change_or_go():
         main.wait_stream(side)
         return [kept.pop().cpu() for _ in range(len(kept))]
 
-    assert check_inside(program, 44 * MIB)["ahead_out"] > 0
+    assert check_inside(program, 57 * MIB)["ahead_out"] > 0
 
 
 def test_results_that_are_copied_ahead():
@@ -237,7 +237,7 @@ def test_results_that_are_copied_ahead():
             found.append(kept.pop().sum())
         return [one.cpu() for one in found]
 
-    host = check_inside(program, 44 * MIB, ALWAYS)
+    host = check_inside(program, 57 * MIB, ALWAYS)
     assert min(host["ahead_in"], host["ahead_out"]) > 4
 
 
@@ -248,6 +248,8 @@ def test_copies_out_for_another_stream():
         torch.manual_seed(6)
         side, main = torch.cuda.Stream(), torch.cuda.current_stream()
         kept, session = [constant() for _ in range(32)], dtrrun.current()
+        for one in 4 * kept:  # the first copies are timed, and the host waits for them
+            one.mul_(1.1)
         for one in kept[-8:]:
             side.wait_stream(main)
             one.mul_(2)
@@ -256,4 +258,4 @@ def test_copies_out_for_another_stream():
                     assert session.dtr.eviction.evict_if_possible(session.callbacks.version_of(one))
         return [one.cpu() for one in kept]
 
-    assert check_inside(program, 44 * MIB)["copies_in"] > 8
+    assert check_inside(program, 50 * MIB)["copies_out"] > 32
