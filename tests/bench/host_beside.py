@@ -5,7 +5,7 @@ import tempfile
 from tests.bench.runs import inside, inside_once, share
 from tests.bench.section import Section
 
-TITLE = "31. The host tier at budgets that work without it"
+TITLE = "32. The host tier at budgets that work without it"
 EXAMPLES = ("transformer", "unet", "vae", "unrolled_gan", "treelstm", "lstm", "resnet", "densenet", "amp")
 QUICK = ("vae",)
 SHARES = (70, 50)

@@ -324,7 +324,7 @@ native(
     ("what is new to the session is not entered",
      "if («!arrival.is_known(own, terms.device)» || !terms.is_here())", "false",
      "counting::a_later_session_counts_what_an_earlier_one_has_counted"),
-    ("a counted kernel takes any amount of memory", "«CountedKernel kernel(room);» run();", "",
+    ("a counted kernel takes any amount of memory", "CountedKernel kernel(«room»);", "UNLIMITED",
      "counting::an_operator_that_there_is_no_room_for_is_refused_before_it_has_run[False]"),
     ("counting never ends",
      "if («own.census.note() > own.census.ample.load(std::memory_order_relaxed)») end_counting();",
