@@ -88,7 +88,7 @@ class Recomputer {
     for (size_t place = 0; maker->tensors && place < count; place++)
       if (TensorEntry entry = maker->tensor(place); entry.version == nullptr)
         uses[place] = entry.same < 0 ? Use::BLANK : Use::AGAIN;
-    std::unordered_map<const Version*, Use> written;  // with what is done with the next tensor over each
+    ShortMap<const Version*, Use> written;  // with what is done with the next tensor over each
     maker->each_written([&](size_t place) {
       if (Version* target = maker->tensor(place).version) written[target] = may_take(target, maker) ? Use::TAKE : Use::COPY;
     });

@@ -57,9 +57,7 @@ class Rematerializer::Plan {
   std::vector<std::optional<One>>& all() { return all_; }
 
  private:
-  std::unordered_map<const Recorded*, size_t, std::hash<const Recorded*>, std::equal_to<const Recorded*>,
-                     NodeAllocator<std::pair<const Recorded* const, size_t>>>
-      places_;
+  ShortMap<const Recorded*, size_t> places_;
   std::vector<std::optional<One>> all_;
 };
 

@@ -2,8 +2,8 @@
 //
 // It keeps lower bounds, each with the time up to which it is valid. Between the events that touch a storage's neighbourhood, its
 // score only falls, as 1/staleness does. So once a score has been computed, the node sleeps: a lower bound is stored that holds
-// until its waking time, which is halfway to the time when its score could become the least. A search considers the nodes that are
-// due (new, or reported by the neighbourhood because their cost may have fallen), those that wake, and those whose bound is not
+// until its waking time, a quarter of the way to the time when its score could become the least. A search considers the nodes that
+// are due (new, or reported by the neighbourhood because their cost may have fallen), those that wake, and those whose bound is not
 // above the least score found. Of these, it computes only the scores that may be the least. The choice is exactly that of `Scan`.
 #pragma once
 
@@ -239,7 +239,7 @@ class HeapSearch final : public Search {
     int64_t staleness = staleness_of(item->node.get(), now), stalest;
     double threshold = best * heuristic_.aged(staleness);
     if (share > threshold && threshold > 0) {
-      double sleep = (heuristic_.staleness_of(share / best) - static_cast<double>(staleness)) / 2;
+      double sleep = (heuristic_.staleness_of(share / best) - static_cast<double>(staleness)) / 4;
       stalest = staleness + (sleep < static_cast<double>(longest_) ? static_cast<int64_t>(sleep) : longest_);
     } else {
       stalest = staleness + staleness / 64 + 1;

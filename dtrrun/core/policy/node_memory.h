@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 namespace dtrrun {
@@ -74,8 +75,10 @@ struct NodeAllocator {
   }
 };
 
-// A vector that is often empty or short.
+// For what is often empty or short.
 template <class One>
 using ShortVector = std::vector<One, NodeAllocator<One>>;
+template <class Key, class Value>
+using ShortMap = std::unordered_map<Key, Value, std::hash<Key>, std::equal_to<Key>, NodeAllocator<std::pair<const Key, Value>>>;
 
 }  // namespace dtrrun

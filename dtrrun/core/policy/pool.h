@@ -17,7 +17,7 @@ struct Reach {
   std::vector<Reference> above, below;  // above: empty if only its cost is asked for
 };
 
-struct Item {
+struct Item : InNodeMemory {
   KeptNode node;
   bool due = false;
   // Used by the search:
