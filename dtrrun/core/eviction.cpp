@@ -38,7 +38,8 @@ bool Eviction::evict_to(int64_t most) {
       }
     } else if (ledger_.some_died()) {
       ledger_.collect_dead();
-    } else if (most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: it would not fit into empty memory
+    } else if (int64_t before = ledger_.unlocks; most < 0 || !ledger_.backend.collect_garbage()) {  // below 0: nothing would do
+      if (ledger_.unlocks != before) continue;  // other threads have had their turns meanwhile
       if (let_constants_leave(most)) continue;
       done = false;
       break;

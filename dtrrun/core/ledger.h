@@ -84,6 +84,7 @@ class Ledger {
   int64_t least_bytes = 0;     // smaller storages are not worth a search
   int64_t recomputed_ns = 0;   // spent running operators again
   int64_t recomputed_cost = 0;  // the part of `clock` that they are
+  int64_t unlocks = 0;  // how often an operator has released what it had locked
   int64_t collection_due_ns = UNLIMITED;  // once `recomputed_ns` reaches this, garbage is collected when room is made
   int64_t replaying = 0;       // rematerializations in progress
   int64_t paused = 0;          // nesting depth of requests to disable eviction

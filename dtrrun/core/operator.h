@@ -347,6 +347,7 @@ class Operators {
     if (call.locked) {
       call.locked = false;
       for (Version* one : call.versions) one->locks--;
+      ledger_.unlocks++;
     }
     return reserved;
   }

@@ -31,6 +31,7 @@ class Admission {
     Anchors anchors(versions_, Words::of_foreign_code());
     while (true) {
       Ref error;
+      int64_t unlocks = ledger_.unlocks;
       try {
         attempt(call);
         return Times{now_ns() - began, accounted() - before};
@@ -39,7 +40,10 @@ class Admission {
         error = as_error(std::current_exception());
       }
       if (call.reserves && others_end()) return std::nullopt;
-      if (!found_garbage(began)) refuse(std::move(error), call);
+      if (found_garbage(began)) continue;
+      // Other threads have had their turns during the collection, and may have held what was missing.
+      if (call.reserves && ledger_.unlocks > unlocks + 1) return std::nullopt;
+      refuse(std::move(error), call);
     }
   }
 

@@ -142,6 +142,30 @@ def test_who_waits_in_vain_for_the_others_gets_a_larger_budget(meet, monkeypatch
         assert session.report()["peak_bytes"] <= change["to_bytes"]
 
 
+def test_who_ends_during_a_collection_has_let_go_of_its_room(meet, monkeypatch):
+    barrier, operator = meet
+    with dtrrun.budget(4 * UNIT + UNIT // 2) as session:
+        assert in_threads(1, lambda _: torch.ones(1) + 1) == []
+        held, results, collections = torch.full((3 * UNIT // 4,), 2.0), [], []
+        barrier[0] = threading.Barrier(2)
+        thread = threading.Thread(target=lambda: results.append(operator(held[:1])))
+
+        def collect(*generation):
+            collections.append(generation)
+            if thread.is_alive():
+                barrier[0].wait(20)
+                thread.join()
+
+        monkeypatch.setattr("gc.collect", collect)
+        thread.start()
+        while not session.ledger.reserved_bytes:
+            time.sleep(1e-3)
+        other = torch.full((3 * UNIT // 4,), 3.0)  # only if `held` is evicted
+        assert collections
+        assert session.report()["peak_bytes"] <= 4 * UNIT + UNIT // 2
+    assert (other[0], held[0], results[0][0]) == (3, 2, 2)
+
+
 def test_what_another_thread_uses_stays_when_it_is_written_to(meet):
     barrier, operator = meet
     with dtrrun.budget("1GB") as session:

@@ -194,10 +194,12 @@ def test_a_kernel_of_theirs_that_was_there_before_all_sessions():
 def test_threads_that_register_operators():
     def program():
         found, stop = [], threading.Event()
+        registering = threading.Lock()  # two at once: PyTorch's "dictionary changed size during iteration"
 
         def register():
             for _ in range(30):
-                define = by_decorator(fresh())
+                with registering:
+                    define = by_decorator(fresh())
                 found.append(float(define(torch.ones(2)).sum()))
             stop.set()
 
