@@ -23,7 +23,7 @@ native(
 native(
     "making ready", "admission.h",
     ("the program is refused memory that garbage takes",
-     "if («!found_garbage(began)») refuse", "true",
+     "if («found_garbage(began)») continue;", "false",
      "garbage::a_refusal_soon_after_a_collection_that_freed_nothing_is_preceded_by_another"),
     ("nobody waits for others' room",
      "if («call.reserves && others_end()») return std::nullopt;", "false",
