@@ -32,7 +32,7 @@ native(
      "«nbytes += ledger_.reserved_bytes;» if (fits(nbytes)) return true;", "",
      "hazards_room::what_one_has_been_promised_is_not_anothers_room"),
     ("no garbage is looked for where nothing is left to evict",
-     "else if (most < 0 || «!ledger_.backend.collect_garbage()») {", "true", ""),
+     "before = ledger_.unlocks; most < 0 || «!ledger_.backend.collect_garbage()») {", "true", ""),
 )
 native(
     "the host tier", "core/eviction.h",
