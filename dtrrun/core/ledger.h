@@ -406,11 +406,9 @@ class Ledger {
   };
 
   void exchange(int64_t other) {
-    Account fresh;
-    if (budget_bytes >= 0) fresh.limit = budget_bytes;
     while (others_.size() <= static_cast<size_t>(std::max(device, other))) {
-      others_.push_back(fresh);
-      others_.back().debts = std::make_shared<Debts>();
+      others_.emplace_back();
+      if (budget_bytes >= 0) others_.back().limit = budget_bytes;
     }
     swap_with(others_[static_cast<size_t>(device)]);
     swap_with(others_[static_cast<size_t>(other)]);

@@ -150,9 +150,8 @@ class Ledger:
         self.small_constants: deque[Any] = deque(maxlen=SMALL_CONSTANTS)
         self.lock: AbstractContextManager[Any] = nullcontext()  # held while another device is in use
         self._overheads: dict[int, dict[str, int]] = {}  # by device
-        self._grants: dict[
-            int, tuple[int, int]
-        ] = {}  # by device: what was granted, and what it is exceeded to
+        # By device: what was granted, and what it is exceeded to.
+        self._grants: dict[int, tuple[int, int]] = {}
         self.set_budget(budget_bytes)
 
     # -- devices ---------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Admission {
       }
       if (call.reserves && others_end()) return std::nullopt;
       if (found_garbage(began)) continue;
-      // Other threads have had their turns during the collection, and may have held what was missing.
+      // During the collection, others have had their turns, and may have let go of what was missing. One release is the call's own.
       if (call.reserves && ledger_.unlocks > unlocks + 1) return std::nullopt;
       refuse(std::move(error), call);
     }

@@ -292,7 +292,6 @@ class Describer {
     });
   }
 
-  // Calls a method of Python's `Callbacks` with a tensor of the program's.
   // Lets the session use another GPU, too, which an operator names, if it may.
   bool joins(c10::Device device) const {
     if (device_.is_modelled()) return false;
@@ -301,6 +300,7 @@ class Describer {
     c10::impl::ExcludeDispatchKeyGuard only_kernels(WayIn::ABOVE);
     return checked(PyObject_CallMethod(callbacks_.get(), "joins", "i", static_cast<int>(device.index()))).get() == Py_True;
   }
+  // Calls a method of Python's `Callbacks` with a tensor of the program's.
   Ref ask(const char* method, const at::Tensor& tensor) const {
     Untraced untraced;
     WithoutFunctionModes plain;

@@ -871,10 +871,8 @@ class Session:
         Of several GPUs, it is about the first. lately: what was found not long ago is enough.
         """
         with self.ledger.on(0):
-            rows, budget_bytes = (
-                self._labels.rows(lately=lately and not self.ending),
-                self.ledger.budget_bytes,
-            )
+            rows = self._labels.rows(lately=lately and not self.ending)
+            budget_bytes = self.ledger.budget_bytes
             if self.ending and budget_bytes is not None and without_role_bytes(rows) >= NAMED * budget_bytes:
                 with suppress(Exception):  # optimizers and tensors may be of any class
                     return self._labels.searched(find_training(self.ledger.device_type))

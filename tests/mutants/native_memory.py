@@ -95,7 +95,7 @@ native(
     ("what is counted for a version goes to the device in use",
      "before_(ledger.device) { «ledger.use(device);» }", "",
      "unit/simulator_live::each_device_has_a_budget_of_its_own"),
-    ("a new device has no limit", "if (budget_bytes >= 0) «fresh.limit = budget_bytes;»", "",
+    ("a new device has no limit", "if (budget_bytes >= 0) «others_.back().limit = budget_bytes;»", "",
      "unit/simulator_live::each_device_has_a_budget_of_its_own"),
 )
 native(

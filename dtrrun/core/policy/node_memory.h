@@ -52,7 +52,6 @@ class NodeMemory {
 // A base of what is allocated there by `new`.
 struct InNodeMemory {
   static void* operator new(size_t nbytes) { return NodeMemory::take(nbytes); }
-  static void* operator new(size_t, void* memory) { return memory; }
   static void operator delete(void* memory, size_t nbytes) { NodeMemory::give_back(memory, nbytes); }
 };
 

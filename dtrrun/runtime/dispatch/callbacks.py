@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from dtrrun.runtime.patches.foreign_composites import Running
 
 UNPLAIN = "no plain storage"
-PATIENCE_SECONDS = 10.0  # for operators of other threads, which may copy to a slow disk or wait for us
+PATIENCE_SECONDS = 1.0  # for operators of other threads, which may be waiting for one another
 PATIENCE_WITH_USERS_NS = 30_000_000_000  # for other threads that use memory about to be moved
 POLL_SECONDS = 0.01
 BRIEF_NS = 100_000  # our own work in Python hardly ever takes longer unless it is interrupted
