@@ -167,8 +167,10 @@ sanitize-threads: $(INSTALLED)
 		tests/conformance/test_native_heap.py tests/conformance/test_counting.py
 
 check: $(INSTALLED) docs
+	$(PIP) --no-build-isolation --editable '.[check]'
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	git ls-files '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/python -m tests.warnings
 

@@ -72,9 +72,7 @@ class PythonBackend : public Backend {
   }
   void constants_leave() override { checked(PyObject_CallMethod(part("eviction").get(), "constants_leave", nullptr)); }
   void adopt_counted() override { checked(PyObject_CallMethod(part("eviction").get(), "adopt_counted", nullptr)); }
-  bool exceeds() override {
-    return checked(PyObject_CallMethod(part("eviction").get(), "exceeds", nullptr)).get() == Py_True;
-  }
+  bool exceeds() override { return checked(PyObject_CallMethod(part("eviction").get(), "exceeds", nullptr)).get() == Py_True; }
   bool is_budget_error() const override { return is_error_of(attribute(part("eviction").get(), "BudgetError").get()); }
   bool is_loss() const override { return is_error_of(attribute(part("mutation").get(), "LostError").get()); }
   std::exception_ptr budget_error() override { return without_frames(); }
@@ -105,8 +103,7 @@ class PythonBackend : public Backend {
     Py_XSETREF(enclosing(version)->fingerprint, digest.release());
   }
   void compare_fingerprint(Version* version) override {
-    if (has(links().fingerprints) && has(enclosing(version)->fingerprint))
-      call(links().fingerprints, "compare", version);
+    if (has(links().fingerprints) && has(enclosing(version)->fingerprint)) call(links().fingerprints, "compare", version);
   }
   void changes(Change change, Version* version, Pin why, bool escapes) override {
     static const char* names[] = {"EXPOSE", "OUTSIDE", "PIN"};  // of `core.observer`

@@ -66,7 +66,8 @@ PyObject* open_host(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OLddLp", &ledger, &most_bytes, &ns_out, &ns_in, &results_leave, &overlaps)) return nullptr;
   return done([&] {
     Core& core = core_of(ledger);
-    core.ledger.tier = std::make_shared<StandInTier>(static_cast<StandIns&>(*core.backend), most_bytes, ns_out, ns_in, overlaps != 0);
+    core.ledger.tier =
+        std::make_shared<StandInTier>(static_cast<StandIns&>(*core.backend), most_bytes, ns_out, ns_in, overlaps != 0);
     core.ledger.results_leave = static_cast<ResultsLeave>(results_leave);
   });
 }

@@ -102,10 +102,12 @@ inline bool make_view_types(const std::string& module) {
     Py_DECREF(type);
   };
   static PyMethodDef methods[] = {
-      {"__reversed__", [](PyObject* self, PyObject*) -> PyObject* {
+      {"__reversed__",
+       [](PyObject* self, PyObject*) -> PyObject* {
          auto* view = reinterpret_cast<ViewObject*>(self);
          return make_view(iterator_type, view->table, view->items, true);
-       }, METH_NOARGS, nullptr},
+       },
+       METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr},
   };
   auto iterate = [](PyObject* self) -> PyObject* {
@@ -163,9 +165,9 @@ inline PyTypeObject* make_versions_type(const std::string& module) {
     return 0;
   };
   static PyMethodDef methods[] = {
-      {"get", [](PyObject* self, PyObject* key) -> PyObject* {
-         return as_object(versions_of(self).find(as_number(key))).release();
-       }, METH_O, nullptr},
+      {"get",
+       [](PyObject* self, PyObject* key) -> PyObject* { return as_object(versions_of(self).find(as_number(key))).release(); },
+       METH_O, nullptr},
       {"values", [](PyObject* self, PyObject*) { return make_view(view_type, self, false, false); }, METH_NOARGS, nullptr},
       {"items", [](PyObject* self, PyObject*) { return make_view(view_type, self, true, false); }, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr},
@@ -186,11 +188,11 @@ inline PyTypeObject* make_versions_type(const std::string& module) {
 
 // -- figures --------------------------------------------------------------------------------------------------
 
-template <int64_t Ledger::*member>
+template <int64_t Ledger::* member>
 PyObject* get_figure(PyObject* self, void*) {
   return PyLong_FromLongLong(core_of(self).ledger.*member);
 }
-template <int64_t Ledger::*member>
+template <int64_t Ledger::* member>
 int set_figure(PyObject* self, PyObject* value, void*) {
   return read_number(value, core_of(self).ledger.*member) ? 0 : -1;
 }
@@ -219,9 +221,8 @@ inline PyObject* make_on_death(PyObject* self, void*) {
   return guarded([&]() -> PyObject* {
     Ledger& ledger = core_of(self).ledger;
     auto told = std::make_unique<Told>(Told{ledger.dead, ledger.debts});
-    Ref capsule = checked(PyCapsule_New(told.get(), nullptr, [](PyObject* one) {
-      delete static_cast<Told*>(PyCapsule_GetPointer(one, nullptr));
-    }));
+    Ref capsule = checked(
+        PyCapsule_New(told.get(), nullptr, [](PyObject* one) { delete static_cast<Told*>(PyCapsule_GetPointer(one, nullptr)); }));
     told.release();
     return PyCFunction_New(&tell, capsule.get());
   });
@@ -277,9 +278,9 @@ inline PyObject* host_figures(PyObject* self, void*) {
                        static_cast<long long>(tier->nbytes), "peak_bytes", static_cast<long long>(tier->peak_bytes), "copies_out",
                        static_cast<long long>(tier->out().copies), "bytes_out", static_cast<long long>(tier->out().nbytes),
                        "ahead_out", static_cast<long long>(tier->out().ahead), "copies_in",
-                       static_cast<long long>(tier->in().copies), "bytes_in", static_cast<long long>(tier->in().nbytes), "ahead_in",
-                       static_cast<long long>(tier->in().ahead), "waited_ns", static_cast<long long>(tier->waited_ns()), "overlaps",
-                       tier->overlaps ? Py_True : Py_False);
+                       static_cast<long long>(tier->in().copies), "bytes_in", static_cast<long long>(tier->in().nbytes),
+                       "ahead_in", static_cast<long long>(tier->in().ahead), "waited_ns",
+                       static_cast<long long>(tier->waited_ns()), "overlaps", tier->overlaps ? Py_True : Py_False);
 }
 
 inline PyObject* host_costs(PyObject* self, void*) {
@@ -291,59 +292,69 @@ inline PyObject* host_costs(PyObject* self, void*) {
 inline PyTypeObject* make_ledger_type(const std::string& module) {
   using L = LedgerObject;
   static PyMethodDef methods[] = {
-      {"decided", [](PyObject* self, PyObject* args) -> PyObject* {
+      {"decided",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          long long decision, nbytes, age, mutations;
          if (!PyArg_ParseTuple(args, "LLLL", &decision, &nbytes, &age, &mutations)) return nullptr;
          return done([&] { core_of(self).ledger.decided(static_cast<Decision>(decision), nbytes, age, mutations); });
-       }, METH_VARARGS, "decided(decision, nbytes, age, mutations): note a decision about a version with these attributes."},
+       },
+       METH_VARARGS, "decided(decision, nbytes, age, mutations): note a decision about a version with these attributes."},
       {"evictable", of_version<&Ledger::evictable>, METH_O,
        "Add a resident version with a recipe to the policy, if it is large enough."},
       {"enter", of_version<&Ledger::enter>, METH_O, "Count a storage that has memory now."},
-      {"keep_copy", [](PyObject* self, PyObject* args) -> PyObject* {
+      {"keep_copy",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *version, *storage;
          if (!PyArg_ParseTuple(args, "OO", &version, &storage)) return nullptr;
          return done([&] { core_of(self).ledger.keep_copy(native_node(version), as_storage(storage)); });
-       }, METH_VARARGS,
+       },
+       METH_VARARGS,
        "keep_copy(version, storage): a copy of a constant that is about to change, as long as some recipe reads this version."},
-      {"forget_host_copy", [](PyObject*, PyObject* version) -> PyObject* {
-         return done([&] { Ledger::forget_host_copy(native_node(version)); });
-       }, METH_O, "A version is about to be written to, or to change its size: drop its copy on the host."},
-      {"let_constants_leave", [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { core_of(self).ledger.let_constants_leave(); });
-       }, METH_NOARGS, "Let constants leave for the host from now on, instead of once nothing else could make room."},
+      {"forget_host_copy",
+       [](PyObject*, PyObject* version) -> PyObject* { return done([&] { Ledger::forget_host_copy(native_node(version)); }); },
+       METH_O, "A version is about to be written to, or to change its size: drop its copy on the host."},
+      {"let_constants_leave",
+       [](PyObject* self, PyObject*) -> PyObject* { return done([&] { core_of(self).ledger.let_constants_leave(); }); },
+       METH_NOARGS, "Let constants leave for the host from now on, instead of once nothing else could make room."},
       {"restored", of_version<&Ledger::restored>, METH_O, "An evicted version of the program has its memory again."},
       {"use_copy", of_version<&Ledger::use_copy>, METH_O,
        "Another version has the storage of this one, which has its copy instead, if there is one."},
-      {"begin_pressure", [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { core_of(self).eviction.begin_pressure(); });
-       }, METH_NOARGS, "Memory runs short for the first time: report everything so far to the policy."},
-      {"known", [](PyObject* self, PyObject*) -> PyObject* {
-         return guarded([&] {
-           return as_list(core_of(self).ledger.known());
-         });
-       }, METH_NOARGS,
-       "All versions: those with memory, or whose memory is evicted, and what they are made from."},
-      {"note_peak", [](PyObject* self, PyObject* nbytes) -> PyObject* {
+      {"begin_pressure",
+       [](PyObject* self, PyObject*) -> PyObject* { return done([&] { core_of(self).eviction.begin_pressure(); }); }, METH_NOARGS,
+       "Memory runs short for the first time: report everything so far to the policy."},
+      {"known",
+       [](PyObject* self, PyObject*) -> PyObject* { return guarded([&] { return as_list(core_of(self).ledger.known()); }); },
+       METH_NOARGS, "All versions: those with memory, or whose memory is evicted, and what they are made from."},
+      {"note_peak",
+       [](PyObject* self, PyObject* nbytes) -> PyObject* {
          return done([&] { core_of(self).ledger.note_peak(as_number(nbytes)); });
-       }, METH_O, "Update the peak with the bytes in memory at this moment."},
-      {"collect_dead", [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { core_of(self).ledger.collect_dead(); });
-       }, METH_NOARGS, "Account for the storages that died since the last call."},
-      {"reserve", [](PyObject* self, PyObject* args) -> PyObject* {
+       },
+       METH_O, "Update the peak with the bytes in memory at this moment."},
+      {"collect_dead", [](PyObject* self, PyObject*) -> PyObject* { return done([&] { core_of(self).ledger.collect_dead(); }); },
+       METH_NOARGS, "Account for the storages that died since the last call."},
+      {"reserve",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          long long call, nbytes;
          if (!PyArg_ParseTuple(args, "LL", &call, &nbytes)) return nullptr;
          return done([&] { core_of(self).ledger.reserve(call, PyThread_get_thread_ident(), nbytes); });
-       }, METH_VARARGS, "reserve(call, nbytes): reserve room for an operator in progress in this thread, by the id of its call."},
-      {"give_back", [](PyObject* self, PyObject* call) { return PyBool_FromLong(core_of(self).ledger.give_back(as_number(call))); },
-       METH_O, "give_back(call): give back what a call has reserved. Returns whether it had reserved anything."},
-      {"others_reserve", [](PyObject* self, PyObject*) {
+       },
+       METH_VARARGS, "reserve(call, nbytes): reserve room for an operator in progress in this thread, by the id of its call."},
+      {"give_back",
+       [](PyObject* self, PyObject* call) { return PyBool_FromLong(core_of(self).ledger.give_back(as_number(call))); }, METH_O,
+       "give_back(call): give back what a call has reserved. Returns whether it had reserved anything."},
+      {"others_reserve",
+       [](PyObject* self, PyObject*) {
          return PyBool_FromLong(core_of(self).ledger.any_reserved_by_others(PyThread_get_thread_ident()));
-       }, METH_NOARGS, "Return whether operators of other threads are in progress."},
-      {"largest_copy", [](PyObject* self, PyObject*) -> PyObject* {
+       },
+       METH_NOARGS, "Return whether operators of other threads are in progress."},
+      {"largest_copy",
+       [](PyObject* self, PyObject*) -> PyObject* {
          const Ledger& ledger = core_of(self).ledger;
          return guarded([&] { return PyLong_FromLongLong(largest_copy(ledger.versions.all(), ledger.backend)); });
-       }, METH_NOARGS, "The bytes that a copy of a constant may take."},
-      {"use", [](PyObject* self, PyObject* device) -> PyObject* {
+       },
+       METH_NOARGS, "The bytes that a copy of a constant may take."},
+      {"use",
+       [](PyObject* self, PyObject* device) -> PyObject* {
          return guarded([&] {
            Ledger& ledger = core_of(self).ledger;
            int64_t before = ledger.device, wanted = as_number(device);
@@ -351,13 +362,18 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
            ledger.use(wanted);
            return PyLong_FromLongLong(before);
          });
-       }, METH_O, "Use a device from now on: the figures are those of its tensors. Returns the one that was in use."},
-      {"take_away", of_version<&Ledger::take_away>, METH_O, "Note that the program takes a constant away, and will bring it back."},
+       },
+       METH_O, "Use a device from now on: the figures are those of its tensors. Returns the one that was in use."},
+      {"take_away", of_version<&Ledger::take_away>, METH_O,
+       "Note that the program takes a constant away, and will bring it back."},
       {"weigh", walk_weigh, METH_NOARGS, "The keys of the constants worth a copy, and how many versions have been looked at."},
-      {"carried", [](PyObject* self, PyObject* cut_age) -> PyObject* {
+      {"carried",
+       [](PyObject* self, PyObject* cut_age) -> PyObject* {
          const Ledger& ledger = core_of(self).ledger;
          return guarded([&] { return as_list(carried(ledger.versions.all(), ledger.backend, as_number(cut_age))); });
-       }, METH_O, "carried(cut_age): the versions that would be recomputed from released storages older than that, the youngest first."},
+       },
+       METH_O,
+       "carried(cut_age): the versions that would be recomputed from released storages older than that, the youngest first."},
       {"mutated", walk_mutated, METH_VARARGS,
        "mutated(age, trusted): the versions in memory, since `age`, whose recipes have lost an input, the youngest first."},
       {nullptr, nullptr, 0, nullptr},
@@ -371,18 +387,36 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       {"dtr", T_OBJECT, offsetof(L, dtr), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
-#define DTRRUN_FIGURE(name) {#name, get_figure<&Ledger::name>, set_figure<&Ledger::name>, nullptr, nullptr}
+#define DTRRUN_FIGURE(name)                                                       \
+  {                                                                               \
+    #name, get_figure<&Ledger::name>, set_figure<&Ledger::name>, nullptr, nullptr \
+  }
   static PyGetSetDef computed[] = {
-      DTRRUN_FIGURE(age), DTRRUN_FIGURE(clock), DTRRUN_FIGURE(step_age), DTRRUN_FIGURE(step_began),
-      DTRRUN_FIGURE(step_work), DTRRUN_FIGURE(resident_bytes), DTRRUN_FIGURE(census_bytes),
-      DTRRUN_FIGURE(evicted_bytes), DTRRUN_FIGURE(scratch_bytes), DTRRUN_FIGURE(copied_bytes), DTRRUN_FIGURE(brought_bytes), DTRRUN_FIGURE(peak_bytes),
-      DTRRUN_FIGURE(step_peak_bytes), DTRRUN_FIGURE(plain_peak_bytes), DTRRUN_FIGURE(freed_bytes), DTRRUN_FIGURE(recomputed_ns),
+      DTRRUN_FIGURE(age),
+      DTRRUN_FIGURE(clock),
+      DTRRUN_FIGURE(step_age),
+      DTRRUN_FIGURE(step_began),
+      DTRRUN_FIGURE(step_work),
+      DTRRUN_FIGURE(resident_bytes),
+      DTRRUN_FIGURE(census_bytes),
+      DTRRUN_FIGURE(evicted_bytes),
+      DTRRUN_FIGURE(scratch_bytes),
+      DTRRUN_FIGURE(copied_bytes),
+      DTRRUN_FIGURE(brought_bytes),
+      DTRRUN_FIGURE(peak_bytes),
+      DTRRUN_FIGURE(step_peak_bytes),
+      DTRRUN_FIGURE(plain_peak_bytes),
+      DTRRUN_FIGURE(freed_bytes),
+      DTRRUN_FIGURE(recomputed_ns),
       DTRRUN_FIGURE(recomputed_cost),
-      DTRRUN_FIGURE(collection_due_ns), DTRRUN_FIGURE(paused), DTRRUN_FIGURE(least_bytes),
+      DTRRUN_FIGURE(collection_due_ns),
+      DTRRUN_FIGURE(paused),
+      DTRRUN_FIGURE(least_bytes),
       DTRRUN_FIGURE(least_copy_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},
       {"device", get_figure<&Ledger::device>, nullptr, nullptr, nullptr},
-      {"devices", [](PyObject* self, void*) { return PyLong_FromLongLong(core_of(self).ledger.devices()); }, nullptr, nullptr, nullptr},
+      {"devices", [](PyObject* self, void*) { return PyLong_FromLongLong(core_of(self).ledger.devices()); }, nullptr, nullptr,
+       nullptr},
       {"left_bytes", get_figure<&Ledger::left_bytes>, nullptr, nullptr, nullptr},
       {"results_leave",
        [](PyObject* self, void*) { return PyLong_FromLongLong(static_cast<int64_t>(core_of(self).ledger.results_leave)); },
@@ -395,23 +429,29 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       {"decisions", get_figure<&Ledger::decisions>, nullptr, nullptr, nullptr},
       {"digest", [](PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).ledger.digest); }, nullptr, nullptr,
        nullptr},
-      {"limit", get_figure<&Ledger::limit>, [](PyObject* self, PyObject* value, void*) {
+      {"limit", get_figure<&Ledger::limit>,
+       [](PyObject* self, PyObject* value, void*) {
          int64_t nbytes;
          if (!read_number(value, nbytes)) return -1;
          core_of(self).ledger.set_limit(nbytes);
          return 0;
-       }, nullptr, nullptr},
-      {"live_storages", [](PyObject* self, void*) {
+       },
+       nullptr, nullptr},
+      {"live_storages",
+       [](PyObject* self, void*) {
          const Ledger& ledger = core_of(self).ledger;
          int64_t alive = ledger.census == nullptr ? 0 : ledger.census->alive.load();
          return PyLong_FromLongLong(std::max<int64_t>(alive, static_cast<int64_t>(ledger.versions.size())));
-       }, nullptr, nullptr, nullptr},
-      {"counting", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.counting()); }, nullptr, nullptr, nullptr},
+       },
+       nullptr, nullptr, nullptr},
+      {"counting", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.counting()); }, nullptr, nullptr,
+       nullptr},
       {"pressure", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.pressure); },
        [](PyObject* self, PyObject* value, void*) {
          core_of(self).ledger.pressure = value != nullptr && PyObject_IsTrue(value) == 1;
          return 0;
-       }, nullptr, nullptr},
+       },
+       nullptr, nullptr},
       {"budget_bytes",
        [](PyObject* self, void*) -> PyObject* {
          int64_t found = core_of(self).ledger.budget_bytes;
@@ -422,9 +462,10 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          if (value != Py_None) return read_number(value, budget) ? 0 : -1;
          budget = -1;
          return 0;
-       }, nullptr, nullptr},
-      {"constants_leave", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.constants_leave); }, nullptr, nullptr,
-       nullptr},
+       },
+       nullptr, nullptr},
+      {"constants_leave", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.constants_leave); }, nullptr,
+       nullptr, nullptr},
       {"host", host_figures, nullptr, nullptr, nullptr},
       {"host_costs", host_costs, nullptr, nullptr, nullptr},
       {"policy", [](PyObject* self, void*) { return Ref::copy(or_none(as_ledger(self)->policy)).release(); },
@@ -436,8 +477,10 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          core_of(self).ledger.policy = &policy_of(value);
          Py_XSETREF(as_ledger(self)->policy, Ref::copy(value).release());
          return 0;
-       }, nullptr, nullptr},
-      {"dead", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.some_died()); }, nullptr, nullptr, nullptr},
+       },
+       nullptr, nullptr},
+      {"dead", [](PyObject* self, void*) { return PyBool_FromLong(core_of(self).ledger.some_died()); }, nullptr, nullptr,
+       nullptr},
       {"on_death", make_on_death, nullptr, nullptr, nullptr},
       {"scratch", [](PyObject* self, void*) { return guarded([&] { return as_list(core_of(self).ledger.scratch.all()); }); },
        nullptr, nullptr, nullptr},
@@ -446,7 +489,8 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
          PyObject* made = versions_type->tp_alloc(versions_type, 0);
          if (made != nullptr) reinterpret_cast<VersionsObject*>(made)->ledger = Ref::copy(self).release();
          return made;
-       }, nullptr, nullptr, nullptr},
+       },
+       nullptr, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
 #undef DTRRUN_FIGURE

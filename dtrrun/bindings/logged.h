@@ -18,7 +18,7 @@ struct LoggedOperator : LoggedFlags {
   Ref signature, again;  // `SignatureObject`s of the call and of its replays
   std::vector<int64_t> inputs, taken;  // numbers of storages; taken: those that other code can reach afterwards
   std::vector<std::vector<size_t>> written;  // the holes of each version that is written to
-  std::vector<size_t> leaves, statistics;    // holes
+  std::vector<size_t> leaves, statistics;  // holes
   std::vector<std::pair<size_t, int64_t>> overwritten, resized;  // (index in `written`, bytes); (hole, bytes)
   struct Made {
     int64_t where, number, nbytes;
@@ -102,9 +102,7 @@ class LoggedCall final : public Call {
     updates_statistics = of.updates;
   }
 
-  bool is_leaf(size_t place) {
-    return std::find(of_.leaves.begin(), of_.leaves.end(), written[place].hole) != of_.leaves.end();
-  }
+  bool is_leaf(size_t place) { return std::find(of_.leaves.begin(), of_.leaves.end(), written[place].hole) != of_.leaves.end(); }
   bool overwrites(size_t place) { return found(of_.overwritten, place) != nullptr; }
   std::optional<int64_t> resized(size_t hole, Version*) {
     const int64_t* nbytes = found(of_.resized, hole);
@@ -151,11 +149,11 @@ class LoggedCall final : public Call {
 
 struct LoggedInstruction {
   enum Kind { OPERATOR, FAILED, RELEASE, CONSTANT, EVENT } kind;
-  size_t place = 0;     // in `LoggedProgram::operators`
+  size_t place = 0;  // in `LoggedProgram::operators`
   int64_t number = 0, nbytes = 0;  // of a storage
-  int64_t plain_cost = 0;          // ns
-  Ref facts{};          // of a constant or an event
-  Ref text{};           // of an event
+  int64_t plain_cost = 0;  // ns
+  Ref facts{};  // of a constant or an event
+  Ref text{};  // of an event
 };
 
 // -- reading facts ----------------------------------------------------------------------------------------------
@@ -273,7 +271,8 @@ struct LoggedProgram {
   // Returns the cost in ns of a part of an operator on lists. nbytes, of: what the part and the whole operator read and make.
   int64_t cost_of_part(const LoggedOperator& whole, int64_t nbytes, int64_t of) const {
     if (bytes_per_ns != 0) return launch_ns + nbytes / bytes_per_ns;
-    return static_cast<int64_t>(static_cast<double>(whole.cost) * static_cast<double>(nbytes) / static_cast<double>(std::max<int64_t>(of, 1)));
+    return static_cast<int64_t>(static_cast<double>(whole.cost) * static_cast<double>(nbytes) /
+                                static_cast<double>(std::max<int64_t>(of, 1)));
   }
 };
 
@@ -300,11 +299,13 @@ inline PyTypeObject* make_logged_program_type(const std::string& module) {
     return made;
   };
   static PyMethodDef methods[] = {
-      {"add_operator", [](PyObject* self, PyObject* args) -> PyObject* {
+      {"add_operator",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *signature, *again, *facts;
          long long cost;
          int fails;
-         if (!PyArg_ParseTuple(args, "O!O!LO!p", signature_type, &signature, signature_type, &again, &cost, &PyDict_Type, &facts, &fails))
+         if (!PyArg_ParseTuple(args, "O!O!LO!p", signature_type, &signature, signature_type, &again, &cost, &PyDict_Type, &facts,
+                               &fails))
            return nullptr;
          return done([&] {
            LoggedProgram& program = program_of(self);
@@ -314,17 +315,21 @@ inline PyTypeObject* make_logged_program_type(const std::string& module) {
            program.operators.push_back(read_operator(signature, again, cost, facts));
            program.instructions.push_back(std::move(one));
          });
-       }, METH_VARARGS,
+       },
+       METH_VARARGS,
        "add_operator(signature, again, cost, facts, fails): signature, again: of the call, and of its replays. cost: ns. fails: the "
        "operator raises an error."},
-      {"add_release", [](PyObject* self, PyObject* number) -> PyObject* {
+      {"add_release",
+       [](PyObject* self, PyObject* number) -> PyObject* {
          return done([&] {
            LoggedInstruction one{LoggedInstruction::RELEASE};
            one.number = number_of(number);
            program_of(self).instructions.push_back(std::move(one));
          });
-       }, METH_O, "add_release(number): the program releases a storage."},
-      {"add_constant", [](PyObject* self, PyObject* args) -> PyObject* {
+       },
+       METH_O, "add_release(number): the program releases a storage."},
+      {"add_constant",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          long long nbytes;
          PyObject* facts;
          if (!PyArg_ParseTuple(args, "LO!", &nbytes, &PyDict_Type, &facts)) return nullptr;
@@ -335,8 +340,10 @@ inline PyTypeObject* make_logged_program_type(const std::string& module) {
            one.facts = Ref::copy(facts);
            program_of(self).instructions.push_back(std::move(one));
          });
-       }, METH_VARARGS, "add_constant(nbytes, facts): a storage that no operator of the log has made."},
-      {"add_event", [](PyObject* self, PyObject* args) -> PyObject* {
+       },
+       METH_VARARGS, "add_constant(nbytes, facts): a storage that no operator of the log has made."},
+      {"add_event",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *text, *facts;
          if (!PyArg_ParseTuple(args, "OO", &text, &facts)) return nullptr;
          return done([&] {
@@ -345,18 +352,23 @@ inline PyTypeObject* make_logged_program_type(const std::string& module) {
            one.facts = Ref::copy(facts);
            program_of(self).instructions.push_back(std::move(one));
          });
-       }, METH_VARARGS, "add_event(text, facts): something else."},
-      {"add_nothing", [](PyObject* self, PyObject*) -> PyObject* {
+       },
+       METH_VARARGS, "add_event(text, facts): something else."},
+      {"add_nothing",
+       [](PyObject* self, PyObject*) -> PyObject* {
          return done([&] { program_of(self).instructions.push_back(LoggedInstruction{LoggedInstruction::EVENT}); });
-       }, METH_NOARGS, "An instruction that tells nothing."},
+       },
+       METH_NOARGS, "An instruction that tells nothing."},
       {nullptr, nullptr, 0, nullptr},
   };
   PyType_Slot slots[] = {
       {Py_tp_new, reinterpret_cast<void*>(+create)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<LoggedProgramObject, LoggedProgram, &LoggedProgramObject::program>)},
+      {Py_tp_dealloc,
+       reinterpret_cast<void*>(deallocate_owner<LoggedProgramObject, LoggedProgram, &LoggedProgramObject::program>)},
       {Py_tp_methods, methods},
-      {Py_tp_doc, const_cast<char*>("LoggedProgram(launch_ns=0, bytes_per_ns=0): a log of `dtrrun record`, whose runs need not read it "
-                                    "again. launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")},
+      {Py_tp_doc,
+       const_cast<char*>("LoggedProgram(launch_ns=0, bytes_per_ns=0): a log of `dtrrun record`, whose runs need not read it "
+                         "again. launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")},
       {0, nullptr},
   };
   static std::string name = module + ".LoggedProgram";
@@ -375,9 +387,8 @@ struct LoggedRunObject {
 
   Version* version(int64_t number) const {
     auto found = contents->find(number);
-    Version* version = found == contents->end()
-                           ? nullptr
-                           : core_of(ledger).ledger.versions.find(reinterpret_cast<int64_t>(found->second.get()));
+    Version* version =
+        found == contents->end() ? nullptr : core_of(ledger).ledger.versions.find(reinterpret_cast<int64_t>(found->second.get()));
     if (version == nullptr) {
       PyErr_Format(PyExc_KeyError, "%lld", static_cast<long long>(number));
       raise();
@@ -400,13 +411,11 @@ struct LoggedRunObject {
       case LoggedInstruction::OPERATOR:
         if (!run_in_parts(program_of(program).operators[one.place])) run(program_of(program).operators[one.place]);
         return;
-      case LoggedInstruction::FAILED:
-        return fail(program_of(program).operators[one.place]);
+      case LoggedInstruction::FAILED: return fail(program_of(program).operators[one.place]);
       case LoggedInstruction::RELEASE:
         if (contents->erase(one.number) == 0) version(one.number);  // raises
         return;
-      case LoggedInstruction::CONSTANT:
-        return enter_constant(one);
+      case LoggedInstruction::CONSTANT: return enter_constant(one);
       case LoggedInstruction::EVENT:
         if (one.text) checked(PyObject_CallFunctionObjArgs(events, one.text.get(), one.facts.get(), nullptr));
     }
@@ -495,9 +504,10 @@ struct LoggedRunObject {
     Core& core = core_of(ledger);
     Pin pin = as_pin(fact(one.facts.get(), "pin"));
     core.ledger.collect_dead();
-    StorageRef content = new_content(one.nbytes, pin == pins::OTHER_DEVICE     ? Place::OTHER_DEVICE
-                                                 : pin == pins::FOREIGN_MEMORY ? Place::FOREIGN_MEMORY
-                                                                               : Place::OURS,
+    StorageRef content = new_content(one.nbytes,
+                                     pin == pins::OTHER_DEVICE     ? Place::OTHER_DEVICE
+                                     : pin == pins::FOREIGN_MEMORY ? Place::FOREIGN_MEMORY
+                                                                   : Place::OURS,
                                      device_fact(one.facts.get()));
     (*contents)[one.number] = content;
     VersionRef version = core.operators.adopt(content.get(), pins::CONSTANT);
@@ -526,22 +536,28 @@ inline PyTypeObject* make_logged_run_type(const std::string& module) {
   static PyMethodDef methods[] = {
       {"go", [](PyObject* self, PyObject*) -> PyObject* { return done([&] { as_run(self)->go(); }); }, METH_NOARGS,
        "Run all instructions. Raises what an operator or an event raises."},
-      {"version", [](PyObject* self, PyObject* number) -> PyObject* {
+      {"version",
+       [](PyObject* self, PyObject* number) -> PyObject* {
          return guarded([&] { return as_object(as_run(self)->version(number_of(number))).release(); });
-       }, METH_O, "version(number): that of a storage now. Raises KeyError."},
-      {"put", [](PyObject* self, PyObject* args) -> PyObject* {
+       },
+       METH_O, "version(number): that of a storage now. Raises KeyError."},
+      {"put",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          long long number;
          PyObject* content;
          if (!PyArg_ParseTuple(args, "LO!", &number, content_type, &content)) return nullptr;
          return done([&] { (*as_run(self)->contents)[number] = as_storage(content); });
-       }, METH_VARARGS, "put(number, content): a storage is in the program."},
-      {"content", [](PyObject* self, PyObject* number) -> PyObject* {
+       },
+       METH_VARARGS, "put(number, content): a storage is in the program."},
+      {"content",
+       [](PyObject* self, PyObject* number) -> PyObject* {
          return guarded([&] {
            auto found = as_run(self)->contents->find(number_of(number));
            if (found == as_run(self)->contents->end()) raise_key_error("no such storage");
            return as_object(found->second).release();
          });
-       }, METH_O, "content(number): the stand-in of a storage. Raises KeyError."},
+       },
+       METH_O, "content(number): the stand-in of a storage. Raises KeyError."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyMemberDef members[] = {

@@ -107,9 +107,7 @@ inline Version* native_node(PyObject* object) {
 inline PyObject* (*storage_object)(Storage*) = nullptr;   // the Python object of a storage: owned
 inline Storage* (*storage_in)(PyObject*) = nullptr;       // the storage of such an object: borrowed
 
-inline Ref as_object(const StorageRef& storage) {
-  return storage ? checked(storage_object(storage.get())) : Ref::copy(Py_None);
-}
+inline Ref as_object(const StorageRef& storage) { return storage ? checked(storage_object(storage.get())) : Ref::copy(Py_None); }
 // Returns no storage for None.
 inline StorageRef as_storage(PyObject* object) {
   return object == nullptr || object == Py_None ? StorageRef() : StorageRef::copy(storage_in(object));
@@ -247,9 +245,8 @@ inline void operation_falls_asleep(PyObject* self) {
 // Returns a capsule that refers to a version weakly.
 inline Ref weak_capsule(Version* version) {
   auto one = std::make_unique<WeakVersion>(version);
-  Ref capsule = checked(PyCapsule_New(one.get(), nullptr, [](PyObject* object) {
-    delete static_cast<WeakVersion*>(PyCapsule_GetPointer(object, nullptr));
-  }));
+  Ref capsule = checked(PyCapsule_New(
+      one.get(), nullptr, [](PyObject* object) { delete static_cast<WeakVersion*>(PyCapsule_GetPointer(object, nullptr)); }));
   one.release();
   return capsule;
 }
@@ -267,7 +264,8 @@ inline PyObject* weak_reference(PyObject* self, PyObject*) {
 // Implements `core.graph.Version(storage, on_death)` for an object watched by weak reference.
 inline void watch_death(Version* version, PyObject* storage, PyObject* on_death) {
   version->key = reinterpret_cast<int64_t>(storage);
-  static PyMethodDef tell = {"tell", [](PyObject* both, PyObject*) -> PyObject* {
+  static PyMethodDef tell = {"tell",
+                             [](PyObject* both, PyObject*) -> PyObject* {
                                Ref dead = referent_of(PyTuple_GET_ITEM(both, 0));
                                if (dead.get() == Py_None) Py_RETURN_NONE;
                                return PyObject_CallOneArg(PyTuple_GET_ITEM(both, 1), dead.get());
@@ -340,9 +338,8 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
       {nullptr, 0, 0, 0, nullptr},
   };
   static PyGetSetDef computed[] = {
-      {"operation", [](PyObject* self, void*) {
-         return as_object(node_of(self)->operation).release();
-       }, set_maker, nullptr, nullptr},
+      {"operation", [](PyObject* self, void*) { return as_object(node_of(self)->operation).release(); }, set_maker, nullptr,
+       nullptr},
       {"pin", [](PyObject* self, void*) { return guarded([&] { return as_object(node_of(self)->pin).release(); }); },
        [](PyObject* self, PyObject* value, void*) {
          Ref done(guarded([&] {
@@ -374,14 +371,18 @@ inline PyTypeObject* make_version_type(const std::string& module, const VersionT
   };
   static PyMethodDef methods[] = {
       {"weak", weak_reference, METH_NOARGS, "A function that returns the version, or None once it has gone."},
-      {"forget_dependents", [](PyObject* self, PyObject*) -> PyObject* {
+      {"forget_dependents",
+       [](PyObject* self, PyObject*) -> PyObject* {
          node_of(self)->needed_by.reset();
          Py_RETURN_NONE;
-       }, METH_NOARGS, "Nothing depends on it any more."},
-      {"forget_policy", [](PyObject* self, PyObject*) -> PyObject* {
+       },
+       METH_NOARGS, "Nothing depends on it any more."},
+      {"forget_policy",
+       [](PyObject* self, PyObject*) -> PyObject* {
          node_of(self)->forget_policy();
          Py_RETURN_NONE;
-       }, METH_NOARGS, "Another policy takes over: this is in no pool, and neither evicted nor released."},
+       },
+       METH_NOARGS, "Another policy takes over: this is in no pool, and neither evicted nor released."},
       {nullptr, nullptr, 0, nullptr},
   };
   PyType_Slot slots[] = {
@@ -570,7 +571,7 @@ inline PyObject* versions_made(PyObject* self, PyObject* one) {
   });
 }
 
-template <std::vector<StorageRef> Recorded::Held::*member>
+template <std::vector<StorageRef> Recorded::Held::* member>
 PyObject* get_storages(PyObject* self, void*) {
   const Recorded* one = recorded_in(self);
   return guarded([&] { return (one->held ? as_tuple(one->held.get()->*member) : Ref::copy(nothing)).release(); });
@@ -586,7 +587,8 @@ inline PyTypeObject* make_operation_type(const std::string& module) {
       {"recorded", get_recorded, set_recorded, nullptr, nullptr},
       {"inputs", get_inputs, set_inputs, nullptr, nullptr},
       {"tensors", get_tensors, set_tensors, nullptr, nullptr},
-      {"signature", [](PyObject* self, void*) {
+      {"signature",
+       [](PyObject* self, void*) {
          const Signature* found = recorded_in(self)->signature;
          return Ref::copy(found == nullptr ? Py_None : reinterpret_cast<PyObject*>(enclosing(found))).release();
        },

@@ -38,7 +38,8 @@ inline PyTypeObject* make_operators_type(const std::string& module) {
            Pin why = pin == nullptr ? pins::CONSTANT : as_pin(pin);
            return as_object(core_of_part(self).operators.adopt(kept.get(), why).get()).release();
          });
-       }), METH_VARARGS | METH_KEYWORDS,
+       }),
+       METH_VARARGS | METH_KEYWORDS,
        "adopt(storage, *, pin=\"constant\"): enter a storage that no recorded operator made, as a constant, and return its version.\n\n"
        "pin: why it can't be evicted."},
       {nullptr, nullptr, 0, nullptr},
@@ -53,18 +54,22 @@ inline PyTypeObject* make_mutation_type(const std::string& module) {
       {"escape", with_pin<&Core::mutation, &Mutation::escape>, METH_VARARGS,
        "escape(version, why): other code can reach the memory from now on: it stays, and nothing is recomputed from it.\n\n"
        "Raises the budget error."},
-      {"escape_together", [](PyObject* self, PyObject* args) -> PyObject* {
+      {"escape_together",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *versions, *why;
          if (!PyArg_ParseTuple(args, "OO", &versions, &why)) return nullptr;
          return done([&] { core_of_part(self).mutation.escape_together(versions_in(versions), as_pin(why)); });
-       }, METH_VARARGS, "escape_together(versions, why): let several resident versions escape. Raises the budget error."},
+       },
+       METH_VARARGS, "escape_together(versions, why): let several resident versions escape. Raises the budget error."},
       {"written_outside", with_keywords([](PyObject* self, PyObject* args, PyObject* named) -> PyObject* {
          PyObject *version, *why;
          int escapes;
          static const char* names[] = {"version", "why", "escapes", nullptr};
-         if (!PyArg_ParseTupleAndKeywords(args, named, "OO$p", const_cast<char**>(names), &version, &why, &escapes)) return nullptr;
+         if (!PyArg_ParseTupleAndKeywords(args, named, "OO$p", const_cast<char**>(names), &version, &why, &escapes))
+           return nullptr;
          return done([&] { core_of_part(self).mutation.written_outside(native_node(version), as_pin(why), escapes != 0); });
-       }), METH_VARARGS | METH_KEYWORDS,
+       }),
+       METH_VARARGS | METH_KEYWORDS,
        "written_outside(version, why, *, escapes): code that is not an operator is about to write to the memory.\n\n"
        "escapes: it may also do so later. Raises the budget error."},
       {nullptr, nullptr, 0, nullptr},

@@ -34,7 +34,8 @@ template <auto part, auto member>
 int set_number(PyObject* self, PyObject* value, void*) {
   return read_number(value, core_of_part(self).*part.*member) ? 0 : -1;
 }
-#define DTRRUN_NUMBER(name, part, member) {name, get_number<&Core::part, member>, set_number<&Core::part, member>, nullptr, nullptr}
+#define DTRRUN_NUMBER(name, part, member) \
+  {name, get_number<&Core::part, member>, set_number<&Core::part, member>, nullptr, nullptr}
 
 // Calls a method of one of the parts with a version.
 template <auto part, auto function>
@@ -87,7 +88,8 @@ inline PyTypeObject* make_recipes_type(const std::string& module) {
        "pin(version, why): keep a resident version in memory from now on, for a reason."},
       {"lose", with_version<&Core::recipes, &Recipes::lose>, METH_O,
        "A version that is not in memory can't be recomputed any more."},
-      {"supersede", [](PyObject* self, PyObject* args) -> PyObject* {
+      {"supersede",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          PyObject *version, *operation;
          long long cost;
          if (!PyArg_ParseTuple(args, "OOL", &version, &operation, &cost)) return nullptr;
@@ -95,16 +97,19 @@ inline PyTypeObject* make_recipes_type(const std::string& module) {
            Recorded* maker = operation == Py_None ? nullptr : native_operation(operation);
            return as_object(core_of_part(self).recipes.supersede(native_node(version), maker, cost).get()).release();
          });
-       }, METH_VARARGS,
+       },
+       METH_VARARGS,
        "supersede(version, operation, cost): make a new version that takes over the storage of one that has been mutated, and return "
        "it. operation: the mutation as a recipe, or None if there is none. cost: that of the operation, in ns."},
-      {"half_written", [](PyObject* self, PyObject* version) -> PyObject* {
+      {"half_written",
+       [](PyObject* self, PyObject* version) -> PyObject* {
          return guarded([&] { return as_object(core_of_part(self).recipes.half_written(native_node(version)).get()).release(); });
-       }, METH_O,
+       },
+       METH_O,
        "A failed operator may have written to the storage. Return the version that it has now, a constant, or None; the old version "
        "keeps its recipe."},
-      {"end_counting", [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).recipes.end_counting(); }); }, METH_NOARGS,
-       "Record operators again, if they are only counted at present. What there is stays in memory."},
+      {"end_counting", [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).recipes.end_counting(); }); },
+       METH_NOARGS, "Record operators again, if they are only counted at present. What there is stays in memory."},
       {"end", [](PyObject* self, PyObject*) { return done([&] { core_of_part(self).recipes.end(); }); }, METH_NOARGS,
        "Nothing will be recomputed any more: let go of the storages that recipes have kept alive."},
       {nullptr, nullptr, 0, nullptr},
@@ -119,9 +124,11 @@ inline PyTypeObject* make_deallocation_type(const std::string& module) {
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyMethodDef methods[] = {
-      {"free_all_unread_scratch", [](PyObject* self, PyObject*) -> PyObject* {
+      {"free_all_unread_scratch",
+       [](PyObject* self, PyObject*) -> PyObject* {
          return done([&] { core_of_part(self).deallocation.free_all_unread_scratch(core_of_part(self).eviction.evictions); });
-       }, METH_NOARGS, "Free the scratch versions that no recipe reads any more."},
+       },
+       METH_NOARGS, "Free the scratch versions that no recipe reads any more."},
       {nullptr, nullptr, 0, nullptr},
   };
   return make_part_type(module + ".Deallocation", methods, computed);
@@ -129,12 +136,16 @@ inline PyTypeObject* make_deallocation_type(const std::string& module) {
 
 inline PyTypeObject* make_eviction_type(const std::string& module) {
   static PyMethodDef methods[] = {
-      {"try_room", [](PyObject* self, PyObject* nbytes) -> PyObject* {
+      {"try_room",
+       [](PyObject* self, PyObject* nbytes) -> PyObject* {
          return guarded([&] { return PyBool_FromLong(core_of_part(self).eviction.try_room(as_number(nbytes))); });
-       }, METH_O, "Evict until so many bytes more fit into the budget. Returns whether they do."},
-      {"evict_to", [](PyObject* self, PyObject* most) -> PyObject* {
+       },
+       METH_O, "Evict until so many bytes more fit into the budget. Returns whether they do."},
+      {"evict_to",
+       [](PyObject* self, PyObject* most) -> PyObject* {
          return guarded([&] { return PyBool_FromLong(core_of_part(self).eviction.evict_to(as_number(most))); });
-       }, METH_O, "Evict until at most so many bytes are resident. Returns False if nothing is left to evict."},
+       },
+       METH_O, "Evict until at most so many bytes are resident. Returns False if nothing is left to evict."},
       {"may_be_evicted", with_version<&Core::eviction, &Eviction::may_be_evicted>, METH_O,
        "Return whether a version may be evicted, provided that its recipe can be secured."},
       {"could_leave", with_version<&Core::eviction, &Eviction::could_leave>, METH_O,
@@ -154,14 +165,17 @@ inline PyTypeObject* make_eviction_type(const std::string& module) {
        [](PyObject* self, PyObject* value, void*) {
          core_of_part(self).eviction.warn_only = value != nullptr && PyObject_IsTrue(value) == 1;
          return 0;
-       }, nullptr, nullptr},
+       },
+       nullptr, nullptr},
       {"adapts", [](PyObject* self, void*) { return PyBool_FromLong(core_of_part(self).eviction.adapts); },
        [](PyObject* self, PyObject* value, void*) {
          core_of_part(self).eviction.adapts = value != nullptr && PyObject_IsTrue(value) == 1;
          return 0;
-       }, nullptr, nullptr},
-      {"evicted_by", [](PyObject* self, void*) { return guarded([&] { return core_of_part(self).tallies.evictions().release(); }); },
-       nullptr, nullptr, nullptr},
+       },
+       nullptr, nullptr},
+      {"evicted_by",
+       [](PyObject* self, void*) { return guarded([&] { return core_of_part(self).tallies.evictions().release(); }); }, nullptr,
+       nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   return make_part_type(module + ".Eviction", methods, computed);
@@ -175,12 +189,13 @@ inline PyTypeObject* make_rematerializer_type(const std::string& module) {
          static const char* names[] = {"targets", "locked", nullptr};
          if (!PyArg_ParseTupleAndKeywords(args, named, "O|$p", const_cast<char**>(names), &targets, &locked)) return nullptr;
          return done([&] { core_of_part(self).rematerializer.materialize(versions_in(targets), locked != 0); });
-       }), METH_VARARGS | METH_KEYWORDS,
+       }),
+       METH_VARARGS | METH_KEYWORDS,
        "materialize(targets, *, locked=True): make all targets resident. locked: whether the caller has locked them.\n\n"
        "Raises the budget error. Locks taken here are released."},
-      {"under_way_ns", [](PyObject* self, PyObject*) {
-         return PyLong_FromLongLong(core_of_part(self).rematerializer.under_way_ns());
-       }, METH_NOARGS, "Bookkeeping time of the current rematerialization, which is counted only at its end."},
+      {"under_way_ns",
+       [](PyObject* self, PyObject*) { return PyLong_FromLongLong(core_of_part(self).rematerializer.under_way_ns()); },
+       METH_NOARGS, "Bookkeeping time of the current rematerialization, which is counted only at its end."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyGetSetDef computed[] = {

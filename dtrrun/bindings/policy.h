@@ -30,9 +30,9 @@ inline Heuristic as_heuristic(PyObject* given) {
   if (powers.get() == Py_None) {
     auto score = std::make_shared<Ref>(attribute(given, "score"));
     made.function = [score](int64_t size, int64_t staleness, int64_t cost, int64_t projected_cost) {
-      Ref found = checked(PyObject_CallFunction(score->get(), "LLLL", static_cast<long long>(size),
-                                                static_cast<long long>(staleness), static_cast<long long>(cost),
-                                                static_cast<long long>(projected_cost)));
+      Ref found =
+          checked(PyObject_CallFunction(score->get(), "LLLL", static_cast<long long>(size), static_cast<long long>(staleness),
+                                        static_cast<long long>(cost), static_cast<long long>(projected_cost)));
       return as_double(found.get());
     };
     return made;
@@ -101,8 +101,8 @@ inline PyObject* new_policy(PyTypeObject* type, PyObject* args, PyObject* named)
   int latest = 0, scan = 0;
   double ignore_small = 0;
   static const char* names[] = {"heuristic", "latest", "scan", "ignore_small", "sample", nullptr};
-  if (!PyArg_ParseTupleAndKeywords(args, named, "O|$ppdO", const_cast<char**>(names), &heuristic, &latest, &scan,
-                                   &ignore_small, &sample))
+  if (!PyArg_ParseTupleAndKeywords(args, named, "O|$ppdO", const_cast<char**>(names), &heuristic, &latest, &scan, &ignore_small,
+                                   &sample))
     return nullptr;
   return guarded([&]() -> PyObject* {
     Policy::Options options{latest != 0, scan != 0, ignore_small, as_sample(sample)};

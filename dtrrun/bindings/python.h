@@ -77,7 +77,7 @@ PyObject* guarded(const Function& function) {
 }
 
 // Deallocates a Python object that owns a C++ object and is not tracked by the garbage collector.
-template <class Object, class Owned, Owned* Object::*owned>
+template <class Object, class Owned, Owned* Object::* owned>
 void deallocate_owner(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete (reinterpret_cast<Object*>(self)->*owned);
@@ -95,8 +95,7 @@ Ref as_tuple(const Refs& all) {
 // The items of a list or a tuple, as borrowed references. It must not change meanwhile.
 class Items {
  public:
-  explicit Items(PyObject* sequence)
-      : first_(PySequence_Fast_ITEMS(sequence)), size_(PySequence_Fast_GET_SIZE(sequence)) {}
+  explicit Items(PyObject* sequence) : first_(PySequence_Fast_ITEMS(sequence)), size_(PySequence_Fast_GET_SIZE(sequence)) {}
   Items(PyObject** first, Py_ssize_t size) : first_(first), size_(size) {}
   Items() = default;
   PyObject** begin() const { return first_; }
@@ -130,9 +129,7 @@ class Slot {
   int64_t number(PyObject* object) const { return as_number(at(object)); }
 
  private:
-  PyObject*& at(PyObject* object) const {
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
-  }
+  PyObject*& at(PyObject* object) const { return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_); }
   Py_ssize_t offset_;
 };
 

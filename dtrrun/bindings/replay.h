@@ -107,8 +107,8 @@ inline PyTypeObject* schedule_type = nullptr;
 
 inline PyObject* new_schedule(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *nbytes, *storage_of, *roots, *operators, *constant;
-  if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyList_Type, &nbytes, &PyList_Type, &storage_of, &PyList_Type, &roots,
-                        &PyList_Type, &operators, &constant))
+  if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyList_Type, &nbytes, &PyList_Type, &storage_of, &PyList_Type, &roots, &PyList_Type,
+                        &operators, &constant))
     return nullptr;
   return guarded([&]() -> PyObject* {
     auto made = std::make_unique<Replay::Schedule>();
@@ -120,8 +120,12 @@ inline PyObject* new_schedule(PyTypeObject* type, PyObject* args, PyObject*) {
     }
     for (PyObject* one : Items(operators)) {
       Ref name = attribute(one, "name");
-      Replay::Operator op{as_text(name.get()), attribute_number(one, "cost"), 0, attribute_number(one, "workspace"),
-                          as_places(attribute(one, "inputs").get()), as_places(attribute(one, "outputs").get()),
+      Replay::Operator op{as_text(name.get()),
+                          attribute_number(one, "cost"),
+                          0,
+                          attribute_number(one, "workspace"),
+                          as_places(attribute(one, "inputs").get()),
+                          as_places(attribute(one, "outputs").get()),
                           PyUnicode_Compare(name.get(), constant) == 0};
       for (Replay::Number input : op.inputs) made->tensors.at(input);
       for (Replay::Number output : op.outputs) op.nbytes += made->tensors.at(output).second;
@@ -167,7 +171,7 @@ inline PyObject* run_schedule(PyObject* self, PyObject* args) {
   });
 }
 
-template <int64_t Replay::*counter>
+template <int64_t Replay::* counter>
 PyObject* replayed(PyObject* self, void*) {
   return PyLong_FromLongLong(replay_of(self).*counter);
 }
@@ -268,11 +272,10 @@ inline PyTypeObject* make_replay_type(const char* name) {
       {"chosen", replayed<&Replay::chosen>, nullptr, nullptr, nullptr},
       {"rematerializations", replayed<&Replay::rematerializations>, nullptr, nullptr, nullptr},
       {"age", replayed<&Replay::age>, nullptr, nullptr, nullptr},
-      {"score_evaluations",
-       [](PyObject* self, void*) { return PyLong_FromLongLong(replay_of(self).policy.score_evaluations()); }, nullptr,
-       nullptr, nullptr},
-      {"accesses", [](PyObject* self, void*) { return PyLong_FromLongLong(replay_of(self).policy.accesses()); }, nullptr,
-       nullptr, nullptr},
+      {"score_evaluations", [](PyObject* self, void*) { return PyLong_FromLongLong(replay_of(self).policy.score_evaluations()); },
+       nullptr, nullptr, nullptr},
+      {"accesses", [](PyObject* self, void*) { return PyLong_FromLongLong(replay_of(self).policy.accesses()); }, nullptr, nullptr,
+       nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   PyType_Slot slots[] = {

@@ -10,12 +10,14 @@ inline PyTypeObject* make_signature_type(const std::string& module) {
   using S = SignatureObject;
   constexpr Py_ssize_t FIGURES = offsetof(S, figures);
   static PyMethodDef methods[] = {
-      {"learn_bytes", [](PyObject* self, PyObject* args) -> PyObject* {
+      {"learn_bytes",
+       [](PyObject* self, PyObject* args) -> PyObject* {
          long long nbytes;
          int opaque, varies, measured;
          if (!PyArg_ParseTuple(args, "Lppp", &nbytes, &opaque, &varies, &measured)) return nullptr;
          return done([&] { as_signature(self)->figures.learn_bytes(nbytes, opaque != 0, varies != 0, measured != 0); });
-       }, METH_VARARGS, "learn_bytes(nbytes, opaque, varies, measured): see `core/version.h`."},
+       },
+       METH_VARARGS, "learn_bytes(nbytes, opaque, varies, measured): see `core/version.h`."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyMemberDef members[] = {

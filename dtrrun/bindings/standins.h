@@ -13,7 +13,8 @@ struct ContentObject {
   int64_t nbytes;
   Place place;
   int64_t device;
-  std::vector<Version*>* versions;  // the present one, and others that check whether this still exists; neither side owns the other
+  std::vector<Version*>*
+      versions;  // the present one, and others that check whether this still exists; neither side owns the other
 };
 
 struct StandInVersion : VersionObject {
@@ -26,9 +27,7 @@ inline PyTypeObject* content_type = nullptr;
 
 inline ContentObject* as_content(PyObject* object) { return reinterpret_cast<ContentObject*>(object); }
 inline ContentObject* as_content(Storage* storage) { return reinterpret_cast<ContentObject*>(storage); }
-inline StandInVersion* as_stand_in(const Version* version) {
-  return static_cast<StandInVersion*>(enclosing(version));
-}
+inline StandInVersion* as_stand_in(const Version* version) { return static_cast<StandInVersion*>(enclosing(version)); }
 inline PyObject* as_python(Storage* storage) { return reinterpret_cast<PyObject*>(storage); }
 inline Storage* as_storage_of(PyObject* object) { return reinterpret_cast<Storage*>(object); }
 
@@ -174,7 +173,8 @@ inline PyTypeObject* make_content_type(const std::string& module) {
     int ours = 1, elsewhere = 0;
     long long device = 0;
     static const char* names[] = {"nbytes", "ours", "elsewhere", "device", nullptr};
-    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$ppL", const_cast<char**>(names), &nbytes, &ours, &elsewhere, &device)) return nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$ppL", const_cast<char**>(names), &nbytes, &ours, &elsewhere, &device))
+      return nullptr;
     Place place = elsewhere ? Place::OTHER_DEVICE : ours ? Place::OURS : Place::FOREIGN_MEMORY;
     return guarded([&] { return as_object(new_content(nbytes, place, device)).release(); });
   };
@@ -195,8 +195,10 @@ inline PyTypeObject* make_content_type(const std::string& module) {
       {Py_tp_new, reinterpret_cast<void*>(+create)},
       {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
       {Py_tp_members, members},
-      {Py_tp_doc, const_cast<char*>("Content(nbytes, *, ours=True, elsewhere=False, device=0): stands in for a storage. ours: its memory is of our "
-                                    "allocator's. elsewhere: it is on another device.")},
+      {Py_tp_doc,
+       const_cast<char*>(
+           "Content(nbytes, *, ours=True, elsewhere=False, device=0): stands in for a storage. ours: its memory is of our "
+           "allocator's. elsewhere: it is on another device.")},
       {0, nullptr},
   };
   static std::string name = module + ".Content";

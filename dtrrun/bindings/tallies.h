@@ -30,10 +30,11 @@ class Tallies {
   }
   // Returns (number, ns, bytes) by operator, for those that ran again: dict[str, tuple[int, int, int]].
   Ref runs() const {
-    return sums([](const Tally& one) { return one.runs; }, [](const Tally& sum) {
-      auto number = [](int64_t value) { return static_cast<long long>(value); };
-      return checked(Py_BuildValue("(LLL)", number(sum.runs), number(sum.ns), number(sum.nbytes)));
-    });
+    return sums([](const Tally& one) { return one.runs; },
+                [](const Tally& sum) {
+                  auto number = [](int64_t value) { return static_cast<long long>(value); };
+                  return checked(Py_BuildValue("(LLL)", number(sum.runs), number(sum.ns), number(sum.nbytes)));
+                });
   }
 
  private:

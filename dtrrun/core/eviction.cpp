@@ -134,7 +134,8 @@ bool Eviction::could_leave(const Version* one) const {
   static const std::unordered_set<Pin> stay{pins::FOREIGN_MEMORY, pins::HANDED_OUT, pins::OTHER_DEVICE,      pins::PINNED,
                                             pins::READ_UNSEEN,    pins::SHARED,     pins::SHARED_BY_THREADS, pins::UNINITIALISED};
   if (one->device != 0) return false;  // the host tier copies on the first device's stream
-  if (!Constants::has(one) || !one->resident || one->escaped || one->fixed || one->away || one->scratch || one->copy) return false;
+  if (!Constants::has(one) || !one->resident || one->escaped || one->fixed || one->away || one->scratch || one->copy)
+    return false;
   return stay.count(one->pin) == 0 && ledger_.backend.has_storage(one);
 }
 
@@ -279,7 +280,9 @@ void Eviction::note_left(Version* one) {
 void Eviction::fetch_ahead() {
   if (ledger_.device != 0) return;
   if (ledger_.age < fetch_from_) return;
-  auto is_used = [](const WeakVersion& one) { return one.get() == nullptr || !one.get()->has_left() || !one.get()->host->brought; };
+  auto is_used = [](const WeakVersion& one) {
+    return one.get() == nullptr || !one.get()->has_left() || !one.get()->host->brought;
+  };
   brought_.erase(std::remove_if(brought_.begin(), brought_.end(), is_used), brought_.end());
   while (brought_.size() < MOST_BROUGHT) {
     Version* next = next_to_return();

@@ -15,7 +15,8 @@ class Eviction {
   // (`tests/bench/replays.py`).
   int64_t dear_part = 4;
   bool warn_only = false;  // exceed the budget and count it, instead of raising
-  bool adapts = false;     // the limit rises to what has not fitted; otherwise everything is evicted at each operator, over the budget
+  bool adapts =
+      false;     // the limit rises to what has not fitted; otherwise everything is evicted at each operator, over the budget
   int64_t evictions = 0, evicted_bytes_total = 0, making_room_ns = 0;
   int64_t over_budget = 0;  // how often there was no room and the program went on
 
@@ -79,8 +80,8 @@ class Eviction {
 
  private:
   static constexpr int MOST_PASSED_OVER = 64;  // dear versions, in the search for one that is not
-  static constexpr size_t FEW = 64;            // operations fit into memory together, whatever they cost
-  static constexpr int64_t SHARED = 2;         // by how much projected costs exceed what is recomputed for one version alone
+  static constexpr size_t FEW = 64;  // operations fit into memory together, whatever they cost
+  static constexpr int64_t SHARED = 2;  // by how much projected costs exceed what is recomputed for one version alone
   static constexpr int64_t TYPICAL = 1 << 20;  // bytes of the copy by whose cost costs are compared
 
   // Returns the version to be evicted next, or null.
@@ -136,17 +137,17 @@ class Eviction {
   Ledger& ledger_;
   Recipes& recipes_;
   Deallocation& deallocation_;
-  static constexpr int ROOM_SHIFT = 3;         // copies back are made ahead while an eighth of the limit stays free
-  static constexpr size_t MOST_BROUGHT = 4;    // so many at a time
-  static constexpr int64_t PAUSE = 64;         // operators without them, once memory has run short for one
+  static constexpr int ROOM_SHIFT = 3;  // copies back are made ahead while an eighth of the limit stays free
+  static constexpr size_t MOST_BROUGHT = 4;  // so many at a time
+  static constexpr int64_t PAUSE = 64;  // operators without them, once memory has run short for one
 
   int64_t told_cost_ = 0;  // of a typical copy, when the policy was told
-  std::vector<WeakVersion> left_;     // results that have left, the last one last; where copies overlap
-  size_t left_most_ = 64;             // then those are looked for that have come back
+  std::vector<WeakVersion> left_;  // results that have left, the last one last; where copies overlap
+  size_t left_most_ = 64;  // then those are looked for that have come back
   std::vector<WeakVersion> sending_;  // what is being copied out ahead
   std::vector<WeakVersion> brought_;  // what has been brought back ahead, in this order
-  int64_t fetch_from_ = 0;            // the ledger's age
-  std::vector<Version*> pending_;     // of `is_dear`, kept for its memory
+  int64_t fetch_from_ = 0;  // the ledger's age
+  std::vector<Version*> pending_;  // of `is_dear`, kept for its memory
 };
 
 }  // namespace dtrrun

@@ -76,7 +76,7 @@ class FrugalRun {
   static constexpr int MOST_TURNS = 6;  // plans for the inputs of one operation; each may evict what the previous one made
   static constexpr int MOST_REFUSALS = 16;  // more is unlocked after each
   static constexpr size_t MOST_REPEATS = 8;  // limit on operations in all: this many times the size of the first plan,
-  static constexpr size_t FEW = 300;         // plus this many: it could take exponential time
+  static constexpr size_t FEW = 300;  // plus this many: it could take exponential time
 
   // Exists while the locks of the targets are lifted.
   class Lifted {
@@ -100,7 +100,7 @@ class FrugalRun {
     std::vector<VersionRef> targets;  // of the last step of all
     std::vector<WeakVersion> made;
     std::pair<int64_t, int64_t> order = UNORDERED;
-    int turns = 0;     // number of plans so far for inputs that were missing
+    int turns = 0;  // number of plans so far for inputs that were missing
     int refusals = 0;  // how often it has found no room so far
 
     template <class Function>
@@ -274,7 +274,8 @@ class FrugalRun {
     int64_t cost = 0;
     for (const auto& one : steps) {
       cost += one->maker->signature->cost;
-      for (const WeakVersion& made : one->made) costs_[made.get()] = {cost, made.get()->age};  // what precedes it may run again, too
+      for (const WeakVersion& made : one->made)
+        costs_[made.get()] = {cost, made.get()->age};  // what precedes it may run again, too
     }
     if (plans_.size() == 1 && left_ == 0) left_ = MOST_REPEATS * steps.size() + FEW;
     plans_.emplace_back(std::move(steps));

@@ -87,7 +87,7 @@ inline VersionList carried(const VersionList& versions, const Program& program, 
 
 // Returns those in memory whose recipes have lost an input. trusted: escaped versions that are known to be constants.
 inline VersionList mutated(const VersionList& versions, const Program& program, int64_t age,
-                        const std::unordered_set<const Version*>& trusted) {
+                           const std::unordered_set<const Version*>& trusted) {
   using Verdict = Ancestry::Verdict;
   Ancestry ancestry;
   auto is_there = [&](const Version* constant) {

@@ -27,14 +27,14 @@ struct Debts {
 // The copy of one version. Gives its place back when it is freed.
 struct HostCopy {
   std::shared_ptr<HostTier> tier;
-  int64_t place;   // as the tier numbers places
+  int64_t place;  // as the tier numbers places
   int64_t nbytes;  // of the storage; a version's bytes are rounded
   int64_t last_access = 0;  // the version's, when it left
 
   // Of a copy in either direction that is made ahead, until the program has waited for it.
-  int64_t over = 0;             // when it will be over, by the tier's clock
+  int64_t over = 0;  // when it will be over, by the tier's clock
   std::shared_ptr<void> event;  // which the program can wait for
-  StorageRef read;              // what is being copied out: it must not be freed before
+  StorageRef read;  // what is being copied out: it must not be freed before
 
   StorageRef brought;  // memory to which it has been copied back ahead
   int64_t brought_bytes = 0;
@@ -176,9 +176,9 @@ class HostTier : public std::enable_shared_from_this<HostTier> {
   virtual void begin_timing(int64_t /*wanted*/) {}
 
  private:
-  static constexpr int64_t LATENCY_NS = 20'000;    // of a copy, however small
+  static constexpr int64_t LATENCY_NS = 20'000;  // of a copy, however small
   static constexpr int64_t LEAST_TIMED = 1 << 20;  // bytes after which the time for each is known
-  static constexpr int64_t ENOUGH_TIMED = 3;       // copies of at least so many, over a link
+  static constexpr int64_t ENOUGH_TIMED = 3;  // copies of at least so many, over a link
 
   // ns: 0 if it has not been timed.
   void count(Traffic& way, int64_t size, int64_t ns) const {

@@ -16,8 +16,8 @@
 namespace dtrrun {
 
 constexpr int64_t UNLIMITED = int64_t{1} << 62;
-constexpr int LOOK_SHIFT = 4;               // check the heap once a sixteenth of the budget (or peak) has been freed,
-constexpr int64_t LOOK_BYTES = 4 << 20;     // but at least this much
+constexpr int LOOK_SHIFT = 4;  // check the heap once a sixteenth of the budget (or peak) has been freed,
+constexpr int64_t LOOK_BYTES = 4 << 20;  // but at least this much
 
 // The decisions recorded about a run. HELD: memory was recomputed for a version that the program does not have. DROPPED: that
 // memory was freed. PINNED: a resident version has lost its recipe. LOST: a version that is not in memory has lost its
@@ -70,24 +70,25 @@ class Ledger {
     }
   }
 
-  int64_t age = 0;    // number of operators so far
+  int64_t age = 0;  // number of operators so far
   int64_t clock = 0;  // ns: the total cost of all operators run
   int64_t step_age = 0;  // age of the first operator of the present step
   int64_t step_began = 0, step_work = 0;  // ns: `own_work` when it began, and what the longer of the two steps before has taken
   int64_t resident_bytes = 0, evicted_bytes = 0, scratch_bytes = 0, peak_bytes = 0, step_peak_bytes = 0, freed_bytes = 0;
   int64_t copied_bytes = 0;  // the part of `resident_bytes` in copies of constants
   int64_t brought_bytes = 0;  // the part in what has been brought back from the host ahead
-  int64_t plain_peak_bytes = 0;  // the most that the program's tensors took together, whether evicted or not: its peak without dtrrun
+  int64_t plain_peak_bytes =
+      0;  // the most that the program's tensors took together, whether evicted or not: its peak without dtrrun
   int64_t reserved_bytes = 0;  // for operators in progress; other threads may not take them
-  int64_t budget_bytes = -1;   // -1: none
-  int64_t limit = UNLIMITED;   // what tensors may take
-  int64_t least_bytes = 0;     // smaller storages are not worth a search
-  int64_t recomputed_ns = 0;   // spent running operators again
+  int64_t budget_bytes = -1;  // -1: none
+  int64_t limit = UNLIMITED;  // what tensors may take
+  int64_t least_bytes = 0;  // smaller storages are not worth a search
+  int64_t recomputed_ns = 0;  // spent running operators again
   int64_t recomputed_cost = 0;  // the part of `clock` that they are
   int64_t unlocks = 0;  // how often an operator has released what it had locked
   int64_t collection_due_ns = UNLIMITED;  // once `recomputed_ns` reaches this, garbage is collected when room is made
-  int64_t replaying = 0;       // rematerializations in progress
-  int64_t paused = 0;          // nesting depth of requests to disable eviction
+  int64_t replaying = 0;  // rematerializations in progress
+  int64_t paused = 0;  // nesting depth of requests to disable eviction
   bool some_away = false;  // whether a constant was ever away
   bool constants_leave = false;  // whether constants may leave for the host: only once nothing else could make room
   ResultsLeave results_leave = ResultsLeave::NEVER;  // which results may leave for the host
@@ -101,10 +102,10 @@ class Ledger {
   Versions versions;
   Scratch scratch;
   std::shared_ptr<HostTier> tier;  // null: nothing leaves
-  Constants constants;             // empty until some have to leave
-  Census* census = nullptr;          // null: everything has a version
-  int64_t census_bytes = 0;       // the part of `resident_bytes` that is of storages without versions
-  bool some_unknown = false;      // whether counting has left some behind that nobody has looked for
+  Constants constants;  // empty until some have to leave
+  Census* census = nullptr;  // null: everything has a version
+  int64_t census_bytes = 0;  // the part of `resident_bytes` that is of storages without versions
+  bool some_unknown = false;  // whether counting has left some behind that nobody has looked for
   int64_t least_copy_bytes = 4096;  // what is smaller is not worth a copy on the host
   int64_t left_bytes = 0, left_peak_bytes = 0;  // the part of `evicted_bytes` that is of constants on the host
   Backend& backend;
@@ -346,7 +347,7 @@ class Ledger {
       if (versions.find(one->key) != one) continue;  // superseded by a later version
       try {
         backend.died(one);  // while it is still in the table: until it leaves, no other storage gets its address
-      } catch (...) {       // an interrupt: the death will be reported again
+      } catch (...) {  // an interrupt: the death will be reported again
         dead->prepend(std::move(first));
         throw;
       }
@@ -446,11 +447,15 @@ class Ledger {
 };
 
 inline const std::array<std::pair<int64_t Ledger::*, int64_t Account::*>, 10> Ledger::FIGURES{{
-    {&Ledger::resident_bytes, &Account::resident_bytes}, {&Ledger::evicted_bytes, &Account::evicted_bytes},
-    {&Ledger::scratch_bytes, &Account::scratch_bytes}, {&Ledger::copied_bytes, &Account::copied_bytes},
+    {&Ledger::resident_bytes, &Account::resident_bytes},
+    {&Ledger::evicted_bytes, &Account::evicted_bytes},
+    {&Ledger::scratch_bytes, &Account::scratch_bytes},
+    {&Ledger::copied_bytes, &Account::copied_bytes},
     {&Ledger::brought_bytes, &Account::brought_bytes},
-    {&Ledger::reserved_bytes, &Account::reserved_bytes}, {&Ledger::peak_bytes, &Account::peak_bytes},
-    {&Ledger::step_peak_bytes, &Account::step_peak_bytes}, {&Ledger::plain_peak_bytes, &Account::plain_peak_bytes},
+    {&Ledger::reserved_bytes, &Account::reserved_bytes},
+    {&Ledger::peak_bytes, &Account::peak_bytes},
+    {&Ledger::step_peak_bytes, &Account::step_peak_bytes},
+    {&Ledger::plain_peak_bytes, &Account::plain_peak_bytes},
     {&Ledger::limit, &Account::limit},
 }};
 

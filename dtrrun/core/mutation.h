@@ -125,9 +125,7 @@ class Mutation {
   }
   // Returns whether the history of a recomputable version is worth keeping. That of state that persists over steps (running
   // averages) is not.
-  bool is_recent(const Version* version) const {
-    return version->age >= ledger_.step_age && version->mutations < CHAIN_LIMIT;
-  }
+  bool is_recent(const Version* version) const { return version->age >= ledger_.step_age && version->mutations < CHAIN_LIMIT; }
 
   // Called when an operator is about to write to a version. leaf: it is a leaf of autograd, written through that leaf. overwrites:
   // returns whether the operator overwrites all of it without reading it. Returns whether the new content can be recomputed.

@@ -19,7 +19,7 @@ constexpr int64_t SMALL_CONSTANT = 512;  // bytes
 // operator reads it, so it stays in memory. ELSEWHERE: on another device. FOREIGN: its memory is not from our allocator.
 struct NewStorage {
   enum Kind { NEW, UNTRACKED, READ_NATIVELY, ELSEWHERE, FOREIGN };
-  int64_t where;     // index of its tensor among the results
+  int64_t where;  // index of its tensor among the results
   Storage* storage;  // kept alive by the caller
   Kind kind;
 };
@@ -28,37 +28,37 @@ struct NewStorage {
 struct Call {
   struct Write {
     Version* target;
-    size_t hole;            // the first one through which the target is written to
+    size_t hole;  // the first one through which the target is written to
     bool constant = false;  // whether the target was a constant before the write
   };
 
   int64_t id = 0;  // identifies the call until it is over
   Signature* signature = nullptr;
   int64_t cost = 0;  // ns, once it has run
-  bool replayable = true;   // the operator and its arguments allow a replay
-  bool recordable = true;   // it gets a recipe; known once it is admitted
-  bool reserves = true;     // other operators may run at the same time, and must not take the room made for this one
-  bool view = false;        // its results are views: nothing is entered, and recreating them is free
+  bool replayable = true;  // the operator and its arguments allow a replay
+  bool recordable = true;  // it gets a recipe; known once it is admitted
+  bool reserves = true;  // other operators may run at the same time, and must not take the room made for this one
+  bool view = false;  // its results are views: nothing is entered, and recreating them is free
   bool untouching = false;  // it does not read its inputs' memory
-  bool reshapes = false;    // it may change which memory a storage has
-  bool opaque = false;      // an input has no plain storage
-  bool uninitialised = false;       // its results are uninitialised
-  bool shrinks = false;             // it may have allocated more than predicted
+  bool reshapes = false;  // it may change which memory a storage has
+  bool opaque = false;  // an input has no plain storage
+  bool uninitialised = false;  // its results are uninitialised
+  bool shrinks = false;  // it may have allocated more than predicted
   bool updates_statistics = false;  // this call updates the running statistics
 };
 
 // What each kind of call provides in addition. These run for every operator of a program, so there are no virtual functions.
 template <class C>
 concept IsCall = std::derived_from<C, Call> && requires(C call, size_t place, Version* version, int64_t nbytes) {
-  call.versions;    // `Version*`s of its tensor arguments, by hole; kept alive by the call
-  call.written;     // `Write`s, one for each version written to
+  call.versions;  // `Version*`s of its tensor arguments, by hole; kept alive by the call
+  call.written;  // `Write`s, one for each version written to
   call.statistics;  // holes of running statistics, which a replay neither reads nor updates
   call.handed_out;  // `VersionRef`s that other code can reach once the call has run
   // What the call holds until it is over:
   { call.locked } -> std::convertible_to<bool>;  // whether its versions are locked
   call.changing.emplace_back(version);  // constants about to be written to: until then, nothing else may come to depend on them
   // place: an index into `written`.
-  { call.is_leaf(place) } -> std::same_as<bool>;     // a leaf of autograd, written through that leaf
+  { call.is_leaf(place) } -> std::same_as<bool>;  // a leaf of autograd, written through that leaf
   { call.overwrites(place) } -> std::same_as<bool>;  // all of it, without reading it
   // The bytes that a version takes after being written to through this hole; nullopt if unchanged.
   { call.resized(place, version) } -> std::same_as<std::optional<int64_t>>;
@@ -97,7 +97,8 @@ class Operators {
       if (write.target->needed_by || write.target->host || (ledger_.pressure && write.target->used && !recordable)) return false;
     if (call.updates_statistics)
       for (size_t hole : call.statistics)
-        if (call.versions[hole]->needed_by || call.versions[hole]->host || (ledger_.pressure && call.versions[hole]->used)) return false;
+        if (call.versions[hole]->needed_by || call.versions[hole]->host || (ledger_.pressure && call.versions[hole]->used))
+          return false;
     return true;
   }
 
@@ -108,7 +109,8 @@ class Operators {
     Backend& backend = ledger_.backend;
     if (ledger_.counting() && !ledger_.is_ample(call.signature->output_bytes)) recipes_.end_counting();
     call.recordable = call.replayable;
-    for (const Version* one : call.versions) call.recordable = call.recordable && !one->away && (!one->escaped || backend.trusts(one));
+    for (const Version* one : call.versions)
+      call.recordable = call.recordable && !one->away && (!one->escaped || backend.trusts(one));
     call.admitted();
     lock(call);
     if (call.opaque)

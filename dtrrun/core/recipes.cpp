@@ -156,8 +156,9 @@ void Recipes::note_dependent(Version* source, Version* node) {
   size_t size = dependents.size();
   if ((size & (size - 1)) != 0 || size < 64) return;
   // A constant that is never mutated gathers dependents forever: drop the dead ones occasionally.
-  dependents.erase(std::remove_if(dependents.begin(), dependents.end(), [](const WeakVersion& one) { return one.get() == nullptr; }),
-                   dependents.end());
+  dependents.erase(
+      std::remove_if(dependents.begin(), dependents.end(), [](const WeakVersion& one) { return one.get() == nullptr; }),
+      dependents.end());
 }
 
 }  // namespace dtrrun

@@ -156,9 +156,7 @@ bool Rematerializer::run_frugally(const Targets& targets, bool locked) {
   return done;
 }
 
-bool Rematerializer::ends_at_once(const Targets& targets) const {
-  return frugal_runs != 0 || !fits_one_by_one(ledger_, targets);
-}
+bool Rematerializer::ends_at_once(const Targets& targets) const { return frugal_runs != 0 || !fits_one_by_one(ledger_, targets); }
 
 void Rematerializer::run_beneath(const std::vector<Version*>& missing) {
   if (missing.empty()) return;

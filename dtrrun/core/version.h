@@ -177,7 +177,8 @@ struct Signature {
 // One of an operation's tensors: a version, or one that it overwrites completely without reading it (`core.graph.Overwritten`).
 struct TensorEntry {
   Version* version = nullptr;    // kept alive by the operation's reads; null: overwritten
-  int64_t nbytes = 0, size = 0;  // if overwritten: the bytes as a version counts them; those of the storage that a replay allocates
+  int64_t nbytes = 0,
+          size = 0;  // if overwritten: the bytes as a version counts them; those of the storage that a replay allocates
   int64_t same = -1;             // the place of an earlier tensor over the same overwritten storage; -1: none
 };
 
@@ -322,8 +323,8 @@ class Program {
 // Returns whether a constant is of a kind that is expected to change.
 inline bool is_weight(const Version* version) {
   Pin pin = version->pin;
-  return pin != nullptr && (pin == pins::PARAMETER || pin == pins::RUNNING_STATISTICS || pin == pins::UPDATED_IN_PLACE ||
-                            pin == pins::MUTATED);
+  return pin != nullptr &&
+         (pin == pins::PARAMETER || pin == pins::RUNNING_STATISTICS || pin == pins::UPDATED_IN_PLACE || pin == pins::MUTATED);
 }
 
 }  // namespace dtrrun

@@ -113,7 +113,7 @@ class Versions {
 };
 
 // Versions in the order in which they were added. place: where a version notes its place, 0 if it is not here.
-template <int64_t Version::*place>
+template <int64_t Version::* place>
 class VersionSet {
  public:
   VersionSet() = default;

@@ -46,8 +46,7 @@ class AbsentGpu {
   static void* in_place_of(const char* name) {
     for (const char* one : {"_ZN2at11accelerator14getAcceleratorEb", "_ZN2at14getAcceleratorEb"})
       if (std::strcmp(name, one) == 0) return reinterpret_cast<void*>(&no_accelerator);
-    for (const char* one :
-         {"_ZN2at11accelerator13isAcceleratorEN3c1010DeviceTypeE", "_ZN2at13isAcceleratorEN3c1010DeviceTypeE"})
+    for (const char* one : {"_ZN2at11accelerator13isAcceleratorEN3c1010DeviceTypeE", "_ZN2at13isAcceleratorEN3c1010DeviceTypeE"})
       if (std::strcmp(name, one) == 0) return reinterpret_cast<void*>(&is_no_accelerator);
     return nullptr;
   }

@@ -76,9 +76,7 @@ class Admission {
   int64_t accounted() const { return core_.eviction.making_room_ns + ledger_.recomputed_ns; }
 
   // Waits until an operator of another thread ends. Returns false if there is none, or it takes too long.
-  bool others_end() const {
-    return checked(PyObject_CallMethod(callbacks_.get(), "others_end", nullptr)).get() == Py_True;
-  }
+  bool others_end() const { return checked(PyObject_CallMethod(callbacks_.get(), "others_end", nullptr)).get() == Py_True; }
   // Returns true if a garbage collection justifies another attempt at what the program asked for at `since`, in ns.
   bool found_garbage(int64_t since) {
     int64_t started = now_ns();

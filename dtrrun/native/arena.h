@@ -227,8 +227,7 @@ class Arena {
   size_t warm_between(uintptr_t from, uintptr_t to) {
     size_t warm = 0;
     for (auto range = std::prev(ranges_.upper_bound(from)); range != ranges_.end() && range->first < to; ++range)
-      if (range->second.warm)
-        warm += std::min(to, range->first + range->second.nbytes) - std::max(from, range->first);
+      if (range->second.warm) warm += std::min(to, range->first + range->second.nbytes) - std::max(from, range->first);
     return warm;
   }
 

@@ -21,9 +21,7 @@ TORCH_PYTHON_API THPLayout* getTHPLayout(at::Layout layout);
 // From torch/csrc/utils/python_arg_parser.h.
 TORCH_PYTHON_API bool should_allow_numbers_as_tensors(const std::string& name);
 }  // namespace torch
-namespace torch::utils {
-TORCH_PYTHON_API PyObject* getTHPMemoryFormat(at::MemoryFormat format);
-}  // namespace torch::utils
+namespace torch::utils { TORCH_PYTHON_API PyObject* getTHPMemoryFormat(at::MemoryFormat format); }  // namespace torch::utils
 
 namespace dtrrun {
 
@@ -43,19 +41,13 @@ inline bool takes_numbers(const c10::OperatorName& name) {
 
 inline Enumeration enumeration_of(const c10::Argument& argument, bool takes_numbers) {
   c10::TypePtr type = argument.real_type();
-  while (type->kind() == c10::TypeKind::OptionalType || type->kind() == c10::TypeKind::ListType)
-    type = type->containedType(0);
+  while (type->kind() == c10::TypeKind::OptionalType || type->kind() == c10::TypeKind::ListType) type = type->containedType(0);
   switch (type->kind()) {
-    case c10::TypeKind::TensorType:
-      return takes_numbers ? Enumeration::NONE : Enumeration::TENSOR;
-    case c10::TypeKind::ScalarTypeType:
-      return Enumeration::DTYPE;
-    case c10::TypeKind::LayoutType:
-      return Enumeration::LAYOUT;
-    case c10::TypeKind::MemoryFormatType:
-      return Enumeration::MEMORY_FORMAT;
-    default:
-      return Enumeration::NONE;
+    case c10::TypeKind::TensorType: return takes_numbers ? Enumeration::NONE : Enumeration::TENSOR;
+    case c10::TypeKind::ScalarTypeType: return Enumeration::DTYPE;
+    case c10::TypeKind::LayoutType: return Enumeration::LAYOUT;
+    case c10::TypeKind::MemoryFormatType: return Enumeration::MEMORY_FORMAT;
+    default: return Enumeration::NONE;
   }
 }
 
@@ -114,8 +106,7 @@ inline size_t positional(const c10::FunctionSchema& schema, const IValue* values
 
 // Calls `convert(place)` for each argument that Python gets, and returns (args, kwargs); kwargs may be null.
 template <class Sequence, class Convert>
-std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue* values, Sequence make,
-                                 const Convert& convert) {
+std::pair<Ref, Ref> to_arguments(const c10::FunctionSchema& schema, const IValue* values, Sequence make, const Convert& convert) {
   const auto& arguments = schema.arguments();
   size_t count = positional(schema, values);
   Ref args = checked(make(static_cast<Py_ssize_t>(count)));

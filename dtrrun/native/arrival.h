@@ -77,11 +77,14 @@ inline bool is_known(const at::Tensor& tensor, const OwnStorages& own, const Dev
   if (!tensor.defined()) return true;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (impl->is_wrapped_number()) return true;
-  constexpr DispatchKeySet others({DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
+  constexpr DispatchKeySet others(
+      {DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
   if (impl->key_set().has_any(others) || !impl->has_storage()) return false;
   return device.has(impl->device()) && own.knows(impl->unsafe_storage().unsafeGetStorageImpl());
 }
-inline bool is_known(const std::optional<at::Tensor>& tensor, const OwnStorages& own, const Device& device) { return !tensor || is_known(*tensor, own, device); }
+inline bool is_known(const std::optional<at::Tensor>& tensor, const OwnStorages& own, const Device& device) {
+  return !tensor || is_known(*tensor, own, device);
+}
 inline bool is_known(const std::optional<c10::Device>& named, const OwnStorages&, const Device& device) {
   return !named || device.is_meant_by(*named);
 }
@@ -127,9 +130,7 @@ class BoxedArrival final : public Arrival {
       : Arrival(op, keys, op.schema().arguments().size()), stack_(stack), below_(stack->size() - count) {}
 
   const IValue* values() override { return stack_->data() + below_; }
-  const at::Tensor* first() override {
-    return count != 0 && values()->isTensor() ? &values()->toTensor() : nullptr;
-  }
+  const at::Tensor* first() override { return count != 0 && values()->isTensor() ? &values()->toTensor() : nullptr; }
   using Arrival::run;
   void run(DispatchKeySet below) override { op.redispatchBoxed(below, stack_); }
   void keep() override { kept_.assign(stack_->begin() + below_, stack_->end()); }

@@ -78,7 +78,8 @@ class SessionBackend final : public PythonBackend {
   bool holds(Storage* storage, int64_t nbytes) const override {
     if (native_) return size_of(storage) == nbytes;
     Ref object = checked(storage_object(storage)), memory = attribute(ledger_, "memory");
-    return checked(PyObject_CallMethod(memory.get(), "holds", "OL", object.get(), static_cast<long long>(nbytes))).get() == Py_True;
+    return checked(PyObject_CallMethod(memory.get(), "holds", "OL", object.get(), static_cast<long long>(nbytes))).get() ==
+           Py_True;
   }
 
   void died(Version* version) override {
@@ -109,7 +110,8 @@ class SessionBackend final : public PythonBackend {
       return;
     }
     // In Python, if the program has dispatch modes, or this thread uses another device or stream of a GPU's.
-    static PyMethodDef run = {"run", [](PyObject* capsule, PyObject*) -> PyObject* {
+    static PyMethodDef run = {"run",
+                              [](PyObject* capsule, PyObject*) -> PyObject* {
                                 auto& given = *static_cast<Given*>(PyCapsule_GetPointer(capsule, nullptr));
                                 return done([&] { given.function(given.argument); });
                               },
@@ -130,8 +132,10 @@ class SessionBackend final : public PythonBackend {
     }
     // Python evicts more, tries again, and raises the budget error in the end.
     auto given = std::tuple(&copy, emptied, clock);
-    static PyMethodDef run = {"run", [](PyObject* capsule, PyObject*) -> PyObject* {
-                                auto [copy, emptied, clock] = *static_cast<decltype(given)*>(PyCapsule_GetPointer(capsule, nullptr));
+    static PyMethodDef run = {"run",
+                              [](PyObject* capsule, PyObject*) -> PyObject* {
+                                auto [copy, emptied, clock] =
+                                    *static_cast<decltype(given)*>(PyCapsule_GetPointer(capsule, nullptr));
                                 return done([&] { copy->tier->bring(*copy, emptied, clock); });
                               },
                               METH_NOARGS, nullptr};
@@ -168,7 +172,8 @@ class SessionBackend final : public PythonBackend {
 // The core of a session, which is notified of its storages' deaths.
 struct SessionCore : Core {
   explicit SessionCore(PyObject* ledger)
-      : Core(std::make_unique<SessionBackend>(ledger), [](Version* one) { let_go(std::exchange(as_stored(one)->storage, nullptr)); }) {}
+      : Core(std::make_unique<SessionBackend>(ledger),
+             [](Version* one) { let_go(std::exchange(as_stored(one)->storage, nullptr)); }) {}
   Listening listening{ledger};
 };
 

@@ -29,15 +29,9 @@ inline PyTypeObject* CallNotesObject::make_type() {
       return made.release();
     });
   };
-  auto called = [](PyObject* self, PyObject*) -> PyObject* {
-    return done([&] { of(self).called(); });
-  };
-  auto close = [](PyObject* self, PyObject*) -> PyObject* {
-    return done([&] { N::close(self); });
-  };
-  auto forget = [](PyObject* self, PyObject* age) -> PyObject* {
-    return done([&] { of(self).forget(as_number(age)); });
-  };
+  auto called = [](PyObject* self, PyObject*) -> PyObject* { return done([&] { of(self).called(); }); };
+  auto close = [](PyObject* self, PyObject*) -> PyObject* { return done([&] { N::close(self); }); };
+  auto forget = [](PyObject* self, PyObject* age) -> PyObject* { return done([&] { of(self).forget(as_number(age)); }); };
   // (module, line, whether in a backward pass); line: "file:number", or "" if no code of the program has called it.
   auto told = [](const CallNotes& notes, const NotedCall* one) -> PyObject* {
     if (one == nullptr) return Py_BuildValue("(isO)", 0, "", Py_False);
@@ -82,9 +76,12 @@ inline PyTypeObject* CallNotesObject::make_type() {
       {"at", at, METH_O,
        "Return the number of the module and the line that called this operator, or the last one before, and whether that was in "
        "a backward pass."},
-      {"origin", origin, METH_O, "Like `at`; for an operator of a backward pass, of the one in the forward pass that it belongs to."},
-      {"maker_of", maker_of, METH_O, "Return the same of the operator that has made the node of this number in autograd's graph."},
-      {"backward", backward, METH_NOARGS, "Return the numbers of the first and the last operator of backward passes; 0 if there are none."},
+      {"origin", origin, METH_O,
+       "Like `at`; for an operator of a backward pass, of the one in the forward pass that it belongs to."},
+      {"maker_of", maker_of, METH_O,
+       "Return the same of the operator that has made the node of this number in autograd's graph."},
+      {"backward", backward, METH_NOARGS,
+       "Return the numbers of the first and the last operator of backward passes; 0 if there are none."},
       {"storages", storages, METH_NOARGS,
        "Return what is known of storages: their key, bytes, when they were made and released, and whether they were gradients."},
       {nullptr, nullptr, 0, nullptr},
@@ -107,7 +104,8 @@ inline PyTypeObject* CallNotesObject::make_type() {
       {"module", number<&CallNotes::module>, set_number<&CallNotes::module>, "The number of the present module.", nullptr},
       {"most", number<&CallNotes::most>, set_number<&CallNotes::most>, "The most bytes after an operator.", nullptr},
       {"most_age", number<&CallNotes::most_age>, set_number<&CallNotes::most_age>, "The number of that operator.", nullptr},
-      {"target", number<&CallNotes::target>, set_number<&CallNotes::target>, "The bytes at which `look` is called, once.", nullptr},
+      {"target", number<&CallNotes::target>, set_number<&CallNotes::target>, "The bytes at which `look` is called, once.",
+       nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   return Base<N, &N::ledger, &N::judge, &N::look>::make("_dtrrun_native.CallNotes", create, members, methods, computed,

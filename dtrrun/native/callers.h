@@ -101,7 +101,7 @@ class ForeignCode {
     paths_.push_back(object.dlpi_name);
   }
 
-  static bool uses_pytorch(const dl_phdr_info& object, const ElfW(Dyn)* dynamic) {
+  static bool uses_pytorch(const dl_phdr_info& object, const ElfW(Dyn) * dynamic) {
     if (dynamic == nullptr) return false;
     uintptr_t names = 0;
     for (auto* one = dynamic; one->d_tag != DT_NULL; one++)

@@ -38,8 +38,7 @@ class CallNotes {
   static constexpr int64_t NEVER = std::numeric_limits<int64_t>::max();
 
   // judge, look: borrowed.
-  CallNotes(PyObject* ledger, PyObject* judge, PyObject** look)
-      : ledger_(core_of(ledger).ledger), judge_(judge), look_(look) {}
+  CallNotes(PyObject* ledger, PyObject* judge, PyObject** look) : ledger_(core_of(ledger).ledger), judge_(judge), look_(look) {}
 
   int64_t module = 0;       // in which the program is
   int64_t most = 0, most_age = 0;  // the most bytes after an operator, and its number
@@ -193,11 +192,11 @@ struct CallNotesObject {
     close(self);
     delete std::exchange(reinterpret_cast<CallNotesObject*>(self)->notes, nullptr);
   }
-  template <int64_t CallNotes::*which>
+  template <int64_t CallNotes::* which>
   static PyObject* number(PyObject* self, void*) {
     return PyLong_FromLongLong(of(self).*which);
   }
-  template <int64_t CallNotes::*which>
+  template <int64_t CallNotes::* which>
   static int set_number(PyObject* self, PyObject* value, void*) {
     return read_number(value, of(self).*which) ? 0 : -1;
   }

@@ -117,8 +117,7 @@ class KernelOperator {
       auto given = is_packed(arguments) ? unpack(arguments, values) : std::vector<IValue>(values, values + count);
       Gil gil;
       Ref args = checked(PyTuple_New(static_cast<Py_ssize_t>(given.size())));
-      for (size_t i = 0; i < given.size(); i++)
-        PyTuple_SET_ITEM(args.get(), i, to_python(given[i], Enumeration::NONE).release());
+      for (size_t i = 0; i < given.size(); i++) PyTuple_SET_ITEM(args.get(), i, to_python(given[i], Enumeration::NONE).release());
       checked(PyObject_Call(kernel, args.get(), nullptr));
       torch::jit::drop(*stack, count);
     }
@@ -196,17 +195,12 @@ struct CompiledKernel {
       DispatchKey key = DispatchKey::Undefined;
       for (size_t i = 0; i < one->arguments->size(); i++) {
         switch (static_cast<KernelArgument>((*one->arguments)[i])) {
-          case KernelArgument::INTEGER:
-            all.emplace_back(static_cast<int64_t>(PyLong_AsLongLong(given[i])));
-            break;
-          case KernelArgument::NUMBER:
-            all.emplace_back(PyFloat_AsDouble(given[i]));
-            break;
+          case KernelArgument::INTEGER: all.emplace_back(static_cast<int64_t>(PyLong_AsLongLong(given[i]))); break;
+          case KernelArgument::NUMBER: all.emplace_back(PyFloat_AsDouble(given[i])); break;
           default:
             if (!is_tensor(given[i])) return PyObject_Vectorcall(one->kernel, given, count, names);
             all.emplace_back(tensor_of(given[i]));
-            if (key == DispatchKey::Undefined)
-              key = all.back().toTensor().is_cuda() ? DispatchKey::CUDA : DispatchKey::CPU;
+            if (key == DispatchKey::Undefined) key = all.back().toTensor().is_cuda() ? DispatchKey::CUDA : DispatchKey::CPU;
         }
         if (PyErr_Occurred()) raise();
       }
@@ -222,8 +216,8 @@ struct CompiledKernel {
 
   // Returns true if there are no keyword arguments that matter. A launcher's only one is the stream to run on: the current one.
   static bool are_left_out(PyObject* names) {
-    return names == nullptr || (PyTuple_GET_SIZE(names) == 1 &&
-                                PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0);
+    return names == nullptr ||
+           (PyTuple_GET_SIZE(names) == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "stream") == 0);
   }
 
   // Constants that a kernel reads and updates besides computing its results: running statistics. The results could not be

@@ -91,7 +91,8 @@ class Counting {
   }
   // Lets an operator be counted, if it is of a kind that can be.
   void add(const void* schema, const OperatorInfo& info) {
-    bool handled = info.native_calls != 0 && !info.composite && !info.foreign && !info.grows && info.handler != HandlerKind::OTHER;
+    bool handled =
+        info.native_calls != 0 && !info.composite && !info.foreign && !info.grows && info.handler != HandlerKind::OTHER;
     if (!handled || count_ == MOST || find(schema) != nullptr) return;
     Known& one = *place_of(schema);
     one.views = info.handler == HandlerKind::VIEW || info.handler == HandlerKind::NO_TENSORS;
@@ -143,7 +144,8 @@ class Counting {
   };
 
   static constexpr size_t PLACES = 2048, MOST = 1024;
-  static constexpr int64_t TIMES = 4;  // what an operator that can't be repeated makes takes at most so many times as its first tensor
+  static constexpr int64_t TIMES =
+      4;  // what an operator that can't be repeated makes takes at most so many times as its first tensor
 
   // What is known about an operator.
   struct Known {

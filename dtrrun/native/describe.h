@@ -137,14 +137,10 @@ class Describer {
  private:
   static IValue number_in(const at::Tensor& tensor) {
     switch (tensor.scalar_type()) {
-      case at::kLong:
-        return *tensor.const_data_ptr<int64_t>();
-      case at::kBool:
-        return *tensor.const_data_ptr<bool>();
-      case at::kDouble:
-        return *tensor.const_data_ptr<double>();
-      default:
-        return IValue(c10::complex<double>());
+      case at::kLong: return *tensor.const_data_ptr<int64_t>();
+      case at::kBool: return *tensor.const_data_ptr<bool>();
+      case at::kDouble: return *tensor.const_data_ptr<double>();
+      default: return IValue(c10::complex<double>());
     }
   }
 
@@ -159,7 +155,8 @@ class Describer {
     auto is_place = [&](int other) { return static_cast<int>(place) == other; };
     if (!tensor.defined()) {
       key_.add(IValue());
-    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.device().is_cpu()) {  // a number in the program, kept as it is
+    } else if (tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
+               tensor.device().is_cpu()) {  // a number in the program, kept as it is
       key_.add(number_in(tensor));
     } else if (!device_.is_cpu() && is_taken_by_value(info, tensor, writes)) {
       key_.add(static_cast<uint64_t>(tensor.scalar_type()));
@@ -180,7 +177,8 @@ class Describer {
   // copy would not stand for a number, and resolve lazy bits.
   bool is_taken_by_value(const OperatorInfo& info, const at::Tensor& tensor, bool writes) const {
     return tensor.device().is_cpu() && !device_.has(tensor.device()) && tensor.dim() == 0 && tensor.layout() == at::kStrided &&
-           !tensor.is_complex() && is_plain(tensor) && !writes && !info.collective && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+           !tensor.is_complex() && is_plain(tensor) && !writes && !info.collective &&
+           !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
   // Notes that the tensor read last is also written to.
   void write(OperatorCall& call, size_t place, size_t item, const at::Tensor& tensor) {

@@ -26,7 +26,8 @@ class Device {
 
   // A copy, without the model.
   explicit Device(const Device& other)
-      : ours_(other.ours_), is_gpu_(other.is_gpu_), guard_(other.guard_), places_(other.places_), main_streams_(other.main_streams_) {}
+      : ours_(other.ours_), is_gpu_(other.is_gpu_), guard_(other.guard_), places_(other.places_),
+        main_streams_(other.main_streams_) {}
 
   bool is_cpu() const { return !is_gpu_; }
   bool is_same(const Device& other) const { return ours_ == other.ours_ && main_streams_ == other.main_streams_; }
@@ -72,12 +73,11 @@ class Device {
   }
   // The program's main stream on a device, once the session is bound to a GPU.
   const c10::Stream& main_stream(int64_t place = 0) const { return main_streams_[static_cast<size_t>(place)]; }
-  bool is_current() const {
-    return is_cpu() || (model_ ? asks("is_current") : has(guard_->getDevice()));
-  }
+  bool is_current() const { return is_cpu() || (model_ ? asks("is_current") : has(guard_->getDevice())); }
   // Returns true if this thread is on the program's main stream of a device.
   bool on_main_stream(int64_t place = 0) const {
-    return is_cpu() || (model_ ? !asks("on_side_stream") : guard_->getStream(at(place)) == main_streams_[static_cast<size_t>(place)]);
+    return is_cpu() ||
+           (model_ ? !asks("on_side_stream") : guard_->getStream(at(place)) == main_streams_[static_cast<size_t>(place)]);
   }
   // The same, for all devices.
   bool on_main_streams() const {

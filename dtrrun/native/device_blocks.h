@@ -170,7 +170,7 @@ class DeviceBlocks {
   };
   static constexpr size_t UNIT = 512, SMALL_PAGE = size_t{2} << 20, PAGE = size_t{20} << 20;
   static constexpr size_t UNSPLIT = size_t{1} << 20;  // such ends stay with their blocks where segments can't grow
-  static constexpr size_t MANY = 1 << 14;             // changes that are kept until blocks are asked for
+  static constexpr size_t MANY = 1 << 14;  // changes that are kept until blocks are asked for
 
   DeviceBlocks() = default;
 
@@ -194,8 +194,7 @@ class DeviceBlocks {
         reserved_ -= one.nbytes;
         if (one.ours) cut(one.address, one.nbytes);
         break;
-      default:
-        break;
+      default: break;
     }
   }
   // Adds what has been mapped. Expandable segments grow in both directions.
@@ -224,8 +223,7 @@ class DeviceBlocks {
     if (address + nbytes > end) return;
     segments_.erase(found);
     if (address > begin) segments_.emplace(begin, Range{address - begin, range.small, range.expandable});
-    if (address + nbytes < end)
-      segments_.emplace(address + nbytes, Range{end - address - nbytes, range.small, range.expandable});
+    if (address + nbytes < end) segments_.emplace(address + nbytes, Range{end - address - nbytes, range.small, range.expandable});
   }
 
   struct Taken {
@@ -286,8 +284,8 @@ class DeviceBlocks {
   std::mutex mutex_;
   std::atomic<State> state_{State::OFF};
   std::atomic<int> device_{-1};
-  int devices_ = 0, snapshots_ = 0;      // of devices, since `prepare`
-  std::vector<Event> waiting_;           // since the snapshot
+  int devices_ = 0, snapshots_ = 0;  // of devices, since `prepare`
+  std::vector<Event> waiting_;  // since the snapshot
   std::map<uintptr_t, Range> segments_;  // what is mapped for the program's stream
   // Large and small blocks in use there, by address, and what has changed since.
   std::vector<Taken> taken_[2], changes_[2];
@@ -354,7 +352,7 @@ class WindowSearch {
   static constexpr double NEVER_GOES = std::numeric_limits<double>::infinity();
 
   struct Cost {
-    double price;   // or a lower bound of it
+    double price;  // or a lower bound of it
     Priced* bound;  // null: the price is exact
     Version* one;  // known once the price is exact
   };
@@ -416,7 +414,8 @@ class WindowSearch {
       }
       nbytes += static_cast<int64_t>(blocks[place].nbytes);
       behind += costs_[place].price;
-      while (nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted) nbytes -= static_cast<int64_t>(blocks[first++].nbytes);
+      while (nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted)
+        nbytes -= static_cast<int64_t>(blocks[first++].nbytes);
       if (nbytes < wanted) continue;
       if (first >= middle) {
         double sum = 0;

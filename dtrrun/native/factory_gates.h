@@ -26,8 +26,8 @@ class FactoryGates {
   // Returns the gate in front of an operator's generated kernel; nullopt if there is none for this operator.
   static std::optional<c10::KernelFunction> made_for(const c10::OperatorHandle& op) {
     namespace ops = at::_ops;
-    return first<ops::empty_memory_format, ops::empty_strided, ops::zeros, ops::ones, ops::full, ops::arange,
-                 ops::rand, ops::randn>(op);
+    return first<ops::empty_memory_format, ops::empty_strided, ops::zeros, ops::ones, ops::full, ops::arange, ops::rand,
+                 ops::randn>(op);
   }
 
  private:

@@ -51,7 +51,7 @@ class Faults {
   static void watch(BringBack bring_back) {
     bring_back_ = bring_back;
     Placeholders::own();  // made now, not in the handler: a crash may come from the C library's allocator
-    struct sigaction now, own {};
+    struct sigaction now, own{};
     sigaction(SIGSEGV, nullptr, &now);
     if (is_ours(now)) return;
     Others::add(now);
@@ -107,7 +107,7 @@ class Faults {
     }
     // Returns one of them: the last one for 1, the one before for 2. There is no end to the default one.
     static struct sigaction& at(size_t place) {
-      static struct sigaction by_default {};
+      static struct sigaction by_default{};
       return place <= count_ ? all_[count_ - place] : by_default;
     }
 
@@ -234,8 +234,9 @@ class Faults {
   }
 
   static bool refuse(const char* why) {
-    std::string text = "dtrrun: error: native code reads the memory of an evicted tensor without an operator, and dtrrun cannot "
-                       "bring the tensor back: ";
+    std::string text =
+        "dtrrun: error: native code reads the memory of an evicted tensor without an operator, and dtrrun cannot "
+        "bring the tensor back: ";
     text += why;
     text += ". Keep such tensors in memory with session.pin(tensor).\n";
     if (write(STDERR_FILENO, text.data(), text.size()) < 0) return false;

@@ -54,7 +54,8 @@ class FirstCalls {
   static Ref more_of(const C& call) {
     if (!call.unusual || (call.unusual->elsewhere.empty() && call.unusual->same.empty())) return Ref::copy(nothing);
     Ref same = checked(PyTuple_New(static_cast<Py_ssize_t>(call.unusual->same.size())));
-    for (size_t i = 0; i < call.unusual->same.size(); i++) PyTuple_SET_ITEM(same.get(), i, PyLong_FromLongLong(call.unusual->same[i]));
+    for (size_t i = 0; i < call.unusual->same.size(); i++)
+      PyTuple_SET_ITEM(same.get(), i, PyLong_FromLongLong(call.unusual->same[i]));
     return checked(Py_BuildValue("(sO)", call.unusual->elsewhere.c_str(), same.get()));
   }
 
@@ -67,13 +68,13 @@ class FirstCalls {
                                    int64_t read) const {
     if (!prices_) return std::nullopt;  // it is measured
     Unpriced call{read, 0, {}, {}};
-    auto flops = info.formula == Formula::PRODUCT ? Formulas::flops_of_product(values, op.schema().arguments().size()) : std::nullopt;
+    auto flops =
+        info.formula == Formula::PRODUCT ? Formulas::flops_of_product(values, op.schema().arguments().size()) : std::nullopt;
     if (flops) {
       call.flops = *flops;
     } else if (info.counts_flops) {
-      std::tie(call.args, call.kwargs) = to_arguments(op.schema(), values, PyTuple_New, [&](size_t place) {
-        return to_python(values[place], (*info.enumerations)[place]);
-      });
+      std::tie(call.args, call.kwargs) = to_arguments(
+          op.schema(), values, PyTuple_New, [&](size_t place) { return to_python(values[place], (*info.enumerations)[place]); });
     }
     return call;
   }

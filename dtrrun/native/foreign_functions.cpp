@@ -12,7 +12,9 @@ namespace dtrrun {
 void watch_faults() { Faults::watch(&bring_back); }
 void unwatch_faults() { Faults::unwatch(); }
 
-bool add_entry_types(PyObject* extension) { return Entries::add_types() && PyModule_AddType(extension, Entries::entry_type) == 0; }
+bool add_entry_types(PyObject* extension) {
+  return Entries::add_types() && PyModule_AddType(extension, Entries::entry_type) == 0;
+}
 
 namespace {
 

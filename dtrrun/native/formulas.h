@@ -154,14 +154,10 @@ class Formulas {
         for (size_t place = 0; place < count; place++)
           if (values[place].isIntList()) return Numbers{product(values[place].toIntVector())};
         return std::nullopt;
-      case Formula::COUNTED:
-        return as_numbers(counted(values, count));
-      case Formula::FIRST:
-        return Numbers{numel(0)};
-      case Formula::FIRST_TWICE:
-        return Numbers{numel(0), numel(0)};
-      case Formula::SECOND:
-        return Numbers{numel(1)};
+      case Formula::COUNTED: return as_numbers(counted(values, count));
+      case Formula::FIRST: return Numbers{numel(0)};
+      case Formula::FIRST_TWICE: return Numbers{numel(0), numel(0)};
+      case Formula::SECOND: return Numbers{numel(1)};
       case Formula::BATCH_NORM:
         if (!values[5].isBool() || !values[5].toBool() || first.size() < 2) return std::nullopt;
         return Numbers{numel(0), first[1], first[1]};
@@ -188,8 +184,7 @@ class Formulas {
       case Formula::GROUP_NORM_BACKWARD:
         if (!values[6].isInt()) return std::nullopt;
         return wanted(values[9].toBoolList(), {numel(1), values[6].toInt(), values[6].toInt()});
-      case Formula::CONVOLUTION:
-        return as_numbers(convolution(first, sizes[1], values));
+      case Formula::CONVOLUTION: return as_numbers(convolution(first, sizes[1], values));
       case Formula::CONVOLUTION_BACKWARD: {
         int64_t bias = values[3].isIntList() ? product(values[3].toIntVector()) : 0;
         return wanted(values[10].toBoolList(), {numel(1), numel(2), bias});
@@ -198,35 +193,29 @@ class Formulas {
         auto made = pooled(first, values, values[4].toIntVector(), values[5].toBool());
         return made ? std::optional(Numbers{*made, *made}) : std::nullopt;
       }
-      case Formula::AVG_POOL:
-        return as_numbers(pooled(first, values, {1, 1}, values[4].toBool()));
+      case Formula::AVG_POOL: return as_numbers(pooled(first, values, {1, 1}, values[4].toBool()));
       case Formula::NLL_LOSS: {
         if (!values[3].isInt()) return std::nullopt;
         bool reduced = values[3].toInt() != at::Reduction::None || first.size() < 2;
         return Numbers{reduced ? 1 : first[0], 1};
       }
-      default:
-        return as_numbers(single(formula, sizes, values));
+      default: return as_numbers(single(formula, sizes, values));
     }
   }
 
   static size_t least(Formula formula) {  // of tensors among the arguments
     switch (formula) {
       case Formula::SHAPED:
-      case Formula::COUNTED:
-        return 0;
+      case Formula::COUNTED: return 0;
       case Formula::PRODUCT:
       case Formula::EMBEDDING:
       case Formula::SECOND:
       case Formula::BATCH_NORM_BACKWARD:
       case Formula::LAYER_NORM_BACKWARD:
       case Formula::GROUP_NORM_BACKWARD:
-      case Formula::CONVOLUTION:
-        return 2;
-      case Formula::CONVOLUTION_BACKWARD:
-        return 3;
-      default:
-        return 1;
+      case Formula::CONVOLUTION: return 2;
+      case Formula::CONVOLUTION_BACKWARD: return 3;
+      default: return 1;
     }
   }
   static std::optional<Numbers> as_numbers(std::optional<int64_t> one) {
@@ -258,8 +247,8 @@ class Formulas {
   }
 
   static std::optional<int64_t> convolution(c10::IntArrayRef size, c10::IntArrayRef weight, const IValue* values) {
-    std::vector<int64_t> stride = values[3].toIntVector(), padding = values[4].toIntVector(),
-                         dilation = values[5].toIntVector(), more = values[7].toIntVector();
+    std::vector<int64_t> stride = values[3].toIntVector(), padding = values[4].toIntVector(), dilation = values[5].toIntVector(),
+                         more = values[7].toIntVector();
     size_t dims = size.size() < 3 ? 0 : size.size() - 2;
     if (dims == 0 || weight.size() != size.size()) return std::nullopt;
     if (stride.size() != dims || padding.size() != dims || dilation.size() != dims || more.size() != dims) return std::nullopt;
@@ -270,8 +259,8 @@ class Formulas {
     for (size_t i = 0; i < dims; i++) {
       int64_t reach = times(dilation[i], weight[i + 2] - 1) - times(2, padding[i]);
       if (!transposed && stride[i] < 1) return std::nullopt;
-      int64_t length = transposed ? times(size[i + 2] - 1, stride[i]) + reach + more[i] + 1
-                                  : divided(size[i + 2] - reach - 1, stride[i]) + 1;
+      int64_t length =
+          transposed ? times(size[i + 2] - 1, stride[i]) + reach + more[i] + 1 : divided(size[i + 2] - reach - 1, stride[i]) + 1;
       if (length < 1) return std::nullopt;
       made = times(made, length);
     }
@@ -303,8 +292,7 @@ class Formulas {
   static std::optional<int64_t> single(Formula formula, const Sizes& sizes, const IValue* values) {
     auto first = sizes.front(), last = sizes.back();
     switch (formula) {
-      case Formula::ELEMENTWISE:
-        return broadcast(sizes);
+      case Formula::ELEMENTWISE: return broadcast(sizes);
       case Formula::PRODUCT: {  // a bias may come first
         auto left = sizes[sizes.size() - 2], right = last;
         size_t dims = left.size();
@@ -320,8 +308,7 @@ class Formulas {
       case Formula::GIVEN:
         if (!values[1].isIntList()) return std::nullopt;
         return product(values[1].toIntVector());
-      case Formula::ONE:
-        return 1;
+      case Formula::ONE: return 1;
       case Formula::REDUCED: {
         if (!values[1].isIntList() || values[1].toIntVector().empty()) return std::nullopt;
         std::vector<int64_t> left = first.vec();
@@ -338,8 +325,7 @@ class Formulas {
       case Formula::EMBEDDING_BACKWARD:
         if (!values[2].isInt() || first.empty()) return std::nullopt;
         return times(values[2].toInt(), first.back());
-      default:
-        return std::nullopt;
+      default: return std::nullopt;
     }
   }
 

@@ -23,9 +23,7 @@ inline void delete_version(Node* node) {
   free_version(one);
 }
 
-inline Recipe* recipe_of(OperationObject* one) {
-  return one->has_recipe ? reinterpret_cast<Recipe*>(one + 1) : nullptr;
-}
+inline Recipe* recipe_of(OperationObject* one) { return one->has_recipe ? reinterpret_cast<Recipe*>(one + 1) : nullptr; }
 // Null if Python has made it, for a test.
 inline const Recipe* recipe_of(const Recorded* operation) { return recipe_of(enclosing(operation)); }
 
@@ -56,9 +54,7 @@ inline Storage* as_storage(c10::StorageImpl* storage) { return reinterpret_cast<
 inline c10::StorageImpl* as_impl(Storage* storage) { return reinterpret_cast<c10::StorageImpl*>(storage); }
 inline c10::StorageImpl* as_impl(const StorageRef& storage) { return as_impl(storage.get()); }
 inline StorageRef as_storage(ImplRef storage) { return StorageRef::take(as_storage(storage.release())); }
-inline StorageRef as_storage(const c10::Storage& storage) {
-  return StorageRef::copy(as_storage(storage.unsafeGetStorageImpl()));
-}
+inline StorageRef as_storage(const c10::Storage& storage) { return StorageRef::copy(as_storage(storage.unsafeGetStorageImpl())); }
 inline c10::Storage as_torch(const StorageRef& storage) { return c10::Storage(ImplRef::reclaim_copy(as_impl(storage))); }
 
 }  // namespace dtrrun

@@ -80,7 +80,8 @@ class StorageTier : public HostTier {
   int64_t size_of(Storage* storage) const override { return static_cast<int64_t>(as_impl(storage)->nbytes()); }
   // Returns new memory for a storage that has been emptied. It is filled, and then moved there.
   static c10::Storage blank(Storage* emptied, int64_t nbytes) {
-    return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetAllocator(as_impl(emptied)->device_type()), /*resizable=*/true};
+    return {c10::Storage::use_byte_size_t(), c10::SymInt(nbytes), c10::GetAllocator(as_impl(emptied)->device_type()),
+            /*resizable=*/true};
   }
   void move(Storage* emptied, Storage* filled) override { swap_memory(*as_impl(emptied), *as_impl(filled)); }
   static StorageRef as_ref(const c10::Storage& one) { return StorageRef::copy(as_storage(one.unsafeGetStorageImpl())); }

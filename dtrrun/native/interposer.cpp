@@ -181,7 +181,8 @@ PyObject* instances(PyObject*, PyObject* args) {
     for (PyObject* one : Items(objects)) {
       auto [type, is_new] = known.try_emplace(Py_TYPE(one), false);
       if (is_new)
-        for (PyObject* cls : Items(classes)) type->second |= PyType_IsSubtype(type->first, reinterpret_cast<PyTypeObject*>(cls)) != 0;
+        for (PyObject* cls : Items(classes))
+          type->second |= PyType_IsSubtype(type->first, reinterpret_cast<PyTypeObject*>(cls)) != 0;
       if (type->second && PyList_Append(found.get(), one) < 0) raise();
     }
     return found.release();
@@ -215,20 +216,17 @@ PyObject* counters(PyObject*, PyObject*) {
   if (!interposer) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
   interposer->add_counted();
   return Py_BuildValue("(LLLLL)", static_cast<long long>(interposer->operators_ns),
-                       static_cast<long long>(interposer->bookkeeping_ns),
-                       static_cast<long long>(interposer->brief_operators_ns), static_cast<long long>(interposer->own_ns()),
-                       static_cast<long long>(interposer->cold_ns()));
+                       static_cast<long long>(interposer->bookkeeping_ns), static_cast<long long>(interposer->brief_operators_ns),
+                       static_cast<long long>(interposer->own_ns()), static_cast<long long>(interposer->cold_ns()));
 }
 
-template <int64_t OperatorInfo::*counter>
+template <int64_t OperatorInfo::* counter>
 PyObject* calls(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* { return !interposer ? PyDict_New() : interposer->calls(counter).release(); });
 }
 
 PyObject* tells_of_blocks(PyObject*, PyObject*) {
-  return guarded([] {
-    return PyBool_FromLong(interposer && DeviceAllocator::tells_of_blocks(interposer->device.type()));
-  });
+  return guarded([] { return PyBool_FromLong(interposer && DeviceAllocator::tells_of_blocks(interposer->device.type())); });
 }
 
 PyObject* read_times(PyObject*, PyObject*) {
@@ -280,7 +278,8 @@ PyObject* call_and_note(PyObject* function, PyObject* const* args, Py_ssize_t co
 }
 
 PyObject* noted(PyObject*, PyObject* function) {
-  static PyMethodDef call = {"noted", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_and_note)), METH_FASTCALL, nullptr};
+  static PyMethodDef call = {"noted", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_and_note)), METH_FASTCALL,
+                             nullptr};
   return PyCFunction_New(&call, function);
 }
 
@@ -374,7 +373,8 @@ PyMethodDef session_functions[] = {
      "empty_strided_cuda(size, stride, dtype): run as an operator."},
     {"open_way_in", open_way_in, METH_NOARGS,
      "Let the operators of threads arrive that `switch` has switched on, for the lifetime of the process: once in a process."},
-    {"heard", heard, METH_O, "heard(function): call `function` without a session, and return the names of the operators that arrive."},
+    {"heard", heard, METH_O,
+     "heard(function): call `function` without a session, and return the names of the operators that arrive."},
     {"open", open_session, METH_VARARGS, "Begin a session: open(interposer, classes, tensor_slot, device_type)."},
     {"bind", bind, METH_O, "Note that a session on a GPU has begun to use the device with this index."},
     {"close", close_session, METH_NOARGS, "End the session."},
@@ -402,7 +402,8 @@ PyMethodDef session_functions[] = {
      "For tests: return how often each operator was handled by `lists.h`, by name."},
     {"tells_of_blocks", tells_of_blocks, METH_NOARGS,
      "Return whether the GPU's allocator tells of the blocks that it hands out. If so, it does from now on."},
-    {"note_tensors", note_tensors, METH_O, "note_tensors(on): note each tensor that an operator makes from now on, or forget them."},
+    {"note_tensors", note_tensors, METH_O,
+     "note_tensors(on): note each tensor that an operator makes from now on, or forget them."},
     {"note_wrapper", note_wrapper, METH_VARARGS,
      "note_wrapper(tensor, inner): note a tensor that refers to another, which is its attribute `inner`."},
     {"needed_without", needed_without, METH_VARARGS,
@@ -423,7 +424,8 @@ PyMethodDef session_functions[] = {
 
 namespace {
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, session_functions, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_dtrrun_native", nullptr, -1, session_functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 }  // namespace dtrrun
@@ -448,7 +450,8 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   for (PyMethodDef* functions : {memory_functions, foreign_functions})
     if (PyModule_AddFunctions(made.get(), functions) < 0) return nullptr;
   if (!add_entry_types(made.get())) return nullptr;
-  if (observed_call_type == nullptr || CompiledKernel::type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0) return nullptr;
+  if (observed_call_type == nullptr || CompiledKernel::type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0)
+    return nullptr;
   if (CallNotesObject::type == nullptr || PyModule_AddType(made.get(), CallNotesObject::type) < 0) return nullptr;
   return made.release();
 }

@@ -30,21 +30,18 @@ class Interposer final : public Turns {
  public:
   Interposer(PyObject* python, PyObject* classes, const char* device)
       : device(device, attribute(python, "model"), attribute(attribute(python, "callbacks").get(), "device").get() != Py_None),
-        python_(Ref::copy(python)), callbacks_(attribute(python, "callbacks")),
-        ledger_(attribute(callbacks_.get(), "ledger")), call_observer_(callbacks_.get()),
-        reasons_(attribute(callbacks_.get(), "reasons")), composites_(attribute(callbacks_.get(), "composites")),
-        away_(attribute(attribute(callbacks_.get(), "turns").get(), "away")),
-        kernels_(attribute(callbacks_.get(), "kernels")),
+        python_(Ref::copy(python)), callbacks_(attribute(python, "callbacks")), ledger_(attribute(callbacks_.get(), "ledger")),
+        call_observer_(callbacks_.get()), reasons_(attribute(callbacks_.get(), "reasons")),
+        composites_(attribute(callbacks_.get(), "composites")),
+        away_(attribute(attribute(callbacks_.get(), "turns").get(), "away")), kernels_(attribute(callbacks_.get(), "kernels")),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), recent(versions_), core_(versions_.core),
         ledger(core_.ledger), operators_(python), lock_(callbacks_.get()), replays_(python, operators_, this->device),
         admission_(callbacks_.get(), lock_, versions_), lists_(versions_),
         first_calls_(python, attribute(callbacks_.get(), "signatures").get(), versions_),
         describer_(callbacks_.get(), this->device, versions_, first_calls_),
-        recording_(python, callbacks_.get(), this->device, versions_),
-        measuring_(python, this->device),
+        recording_(python, callbacks_.get(), this->device, versions_), measuring_(python, this->device),
         kernel_(python, callbacks_.get(), this->device, versions_, first_calls_, measuring_, *this, lock_),
-        observation_(callbacks_.get(), versions_, first_calls_),
-        any_reason_(type_of(classes, "Reasons"), "any"),
+        observation_(callbacks_.get(), versions_, first_calls_), any_reason_(type_of(classes, "Reasons"), "any"),
         home_(type_of(classes, "Callbacks"), "home_thread"), next_tick_(type_of(classes, "Callbacks"), "next_tick"),
         waiting_(type_of(classes, "Callbacks"), "waiting") {
     Counting::own().clear();
@@ -250,7 +247,7 @@ class Interposer final : public Turns {
     return computed_from(all ? ledger.versions.all() : recent.held(from), leaving);
   }
 
-  Ref calls(int64_t OperatorInfo::*counter) {
+  Ref calls(int64_t OperatorInfo::* counter) {
     operators_.each([](const void* schema, OperatorInfo& info) { info.native_calls += Counting::own().calls(schema); });
     return operators_.calls(counter);
   }
@@ -361,7 +358,8 @@ class Interposer final : public Turns {
 
   void in_turn(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
     bool careful = is_careful();
-    if (shared_ && !careful && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival, watch)) return;
+    if (shared_ && !careful && info.handler == HandlerKind::VIEW && gil.held_before() && view_out_of_turn(info, arrival, watch))
+      return;
     Turn turn(lock_, shared_ || careful);
     watch.leave_out(turn.waited_ns);
     TurnScope inside(*this, turn);
@@ -392,9 +390,8 @@ class Interposer final : public Turns {
       return;
     }
     const IValue* values = arrival.values();
-    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) {
-      return to_python(values[place], (*info.enumerations)[place]);
-    });
+    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New,
+                                       [&](size_t place) { return to_python(values[place], (*info.enumerations)[place]); });
     Ref result = checked(PyObject_Call(kernel, args.get(), kwargs.get()));
     arrival.set_results(results_from(arrival.schema(), result.get()));
   }
@@ -436,8 +433,10 @@ class Interposer final : public Turns {
   bool wake(Arrival& arrival) {
     Off off;
     const IValue* values = arrival.values();
-    auto [args, kwargs] = to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) { return python_value(values[place]); });
-    return checked(PyObject_CallMethod(python_.get(), "wake", "OO", args.get(), kwargs ? kwargs.get() : Py_None)).get() == Py_True;
+    auto [args, kwargs] =
+        to_arguments(arrival.schema(), values, PyTuple_New, [&](size_t place) { return python_value(values[place]); });
+    return checked(PyObject_CallMethod(python_.get(), "wake", "OO", args.get(), kwargs ? kwargs.get() : Py_None)).get() ==
+           Py_True;
   }
 
   // Lets the session know that this thread uses it, if it is the first beside the one that the session began with. Once there are
@@ -563,7 +562,8 @@ class Interposer final : public Turns {
     if (!admitted) return false;
     watch.leave_out(admitted->all);
     bookkeeping_ns += admitted->all - admitted->elsewhere;
-    bool is_beside = !device.is_cpu() && !device.on_main_stream(call.place), is_captured = is_beside && truth(callbacks_.get(), "capturing");
+    bool is_beside = !device.is_cpu() && !device.on_main_stream(call.place),
+         is_captured = is_beside && truth(callbacks_.get(), "capturing");
     try {
       if (!call.view) recording_.prepare(call, is_captured);
     } catch (...) {
@@ -680,7 +680,8 @@ class Interposer final : public Turns {
   void measured(OperatorCall& call, const Key& missed) {
     int64_t made = 0;
     if (call.info.convolves)
-      for (const at::Tensor& tensor : call.arrival.tensors()) made += versions_.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
+      for (const at::Tensor& tensor : call.arrival.tensors())
+        made += versions_.rounded(static_cast<int64_t>(tensor.storage().nbytes()));
     measuring_.finished(*call.signature, call.info, call.needed, made);
     if (call.is_first) measuring_.loaded(call.info, call.its_signature.get(), missed.hash());
   }
@@ -709,7 +710,8 @@ class Interposer final : public Turns {
       Untraced untraced;
       WithoutFunctionModes plain_functions;
       Ref results = results_of(call);
-      if (told) checked(PyObject_CallMethod(callbacks_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
+      if (told)
+        checked(PyObject_CallMethod(callbacks_.get(), "after_finish", "OOO", versions.get(), written.get(), results.get()));
       if (is_beside) checked(PyObject_CallMethod(python_.get(), "used_beside", "OO", versions.get(), results.get()));
     } catch (...) {
       core_.operators.fail(call);
@@ -751,7 +753,7 @@ class Interposer final : public Turns {
  private:
   Core& core_;
   Ledger& ledger;
-  unsigned long inside_ = 0;             // the thread that is in an operator without a lock
+  unsigned long inside_ = 0;  // the thread that is in an operator without a lock
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are being handled
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // shows whether another thread has joined this session
   OperatorTable operators_;

@@ -41,8 +41,15 @@ inline bool flushes_denormal() {
 #endif
 }
 
-#define DTRRUN_SETTING(get, set) {[](at::Context& context) -> int { (void)context; return get; }, \
-                                  [](at::Context& context, int value) { (void)context; set; }}
+#define DTRRUN_SETTING(get, set)         \
+  {[](at::Context& context) -> int {     \
+     (void)context;                      \
+     return get;                         \
+   },                                    \
+   [](at::Context& context, int value) { \
+     (void)context;                      \
+     set;                                \
+   }}
 
 inline constexpr KernelSetting GENERAL_SETTINGS[] = {
     {[](at::Context&) -> int { return c10::GradMode::is_enabled(); },

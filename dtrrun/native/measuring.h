@@ -145,7 +145,8 @@ class Measuring {
 
   // What a side stream runs is not timed.
   bool may_time(int64_t place) const {
-    return times_ && !device_.is_cpu() && !device_.is_modelled() && device_.on_main_stream(place) && pending_.size() < MOST_PENDING;
+    return times_ && !device_.is_cpu() && !device_.is_modelled() && device_.on_main_stream(place) &&
+           pending_.size() < MOST_PENDING;
   }
   // An event belongs to the device on which it is recorded first.
   std::vector<c10::Event>& idle(int64_t place) {
@@ -174,7 +175,7 @@ class Measuring {
   int64_t metering_ = UNKNOWN;
   std::deque<Pair> pending_;
   std::vector<std::vector<c10::Event>> idle_;  // by place
-  std::unordered_set<uint64_t> seen_;                       // kernels
+  std::unordered_set<uint64_t> seen_;  // kernels
   std::unordered_map<const OperatorInfo*, size_t> chosen_;  // signatures of operators that choose kernels
 };
 

@@ -70,7 +70,8 @@ PyObject* start_blocks(PyObject*, PyObject* snapshot) {
       int small, expandable, ours;
       PyObject* blocks;
       if (!PyArg_ParseTuple(item, "nnpppO", &address, &nbytes, &small, &expandable, &ours, &blocks)) return nullptr;
-      DeviceBlocks::Segment segment{static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), small != 0, expandable != 0, ours != 0};
+      DeviceBlocks::Segment segment{static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), small != 0, expandable != 0,
+                                    ours != 0};
       segments.emplace_back(segment, std::vector<DeviceBlocks::Block>());
       for (PyObject* one : Items(blocks)) {
         Py_ssize_t requested;
@@ -192,15 +193,11 @@ PyObject* evict(PyObject*, PyObject* storage) {
 }
 
 PyObject* is_evicted(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    return PyBool_FromLong(is_empty(checked_storage(storage).unsafeGetStorageImpl()));
-  });
+  return guarded([&]() -> PyObject* { return PyBool_FromLong(is_empty(checked_storage(storage).unsafeGetStorageImpl())); });
 }
 
 PyObject* is_for_shapes_only(PyObject*, PyObject* storage) {
-  return guarded([&]() -> PyObject* {
-    return PyBool_FromLong(is_for_shapes(checked_storage(storage).unsafeGetStorageImpl()));
-  });
+  return guarded([&]() -> PyObject* { return PyBool_FromLong(is_for_shapes(checked_storage(storage).unsafeGetStorageImpl())); });
 }
 
 PyObject* spoil_evicted(PyObject*, PyObject* on) {

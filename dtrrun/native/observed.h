@@ -159,7 +159,8 @@ struct ObservedCall {
       bool is_list = value.isTensorList();
       for (size_t place = 0; place < (is_list ? value.toListRef().size() : is_hole(value)); place++) {
         if (is_list && !is_hole(value.toListRef()[place])) return Ref::copy(Py_None);
-        if (PyList_Append(all.get(), checked(PyLong_FromLongLong(is_list ? static_cast<long long>(place) : -1)).get()) < 0) raise();
+        if (PyList_Append(all.get(), checked(PyLong_FromLongLong(is_list ? static_cast<long long>(place) : -1)).get()) < 0)
+          raise();
       }
     }
     return all;
@@ -172,7 +173,8 @@ struct ObservedCall {
   Ref identity() const {
     auto known = by->identities.find(signature);
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
-    auto [args, kwargs] = templates_of(arrival->schema(), values(), *info->enumerations, call == nullptr ? nullptr : call->holes.data());
+    auto [args, kwargs] =
+        templates_of(arrival->schema(), values(), *info->enumerations, call == nullptr ? nullptr : call->holes.data());
     Ref more = call == nullptr ? Ref::copy(nothing) : FirstCalls::more_of(*call);
     Ref made = checked(PyObject_CallMethod(by->callbacks.get(), "identity_of", "OOOOO", info->operator_.get(), args.get(),
                                            kwargs ? kwargs.get() : Py_None, geometries().get(), more.get()));
@@ -197,7 +199,8 @@ struct ObservedCall {
 
 inline PyTypeObject* observed_call_type = nullptr;
 
-inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found, const OperatorCall* of) {
+inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found,
+                            const OperatorCall* of) {
   auto* call = PyObject_New(ObservedCall, observed_call_type);
   if (call == nullptr) raise();
   Ref made(reinterpret_cast<PyObject*>(call));

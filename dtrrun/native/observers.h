@@ -18,8 +18,7 @@ class ObserverList {
  protected:
   template <class Call>
   void each(const Call& call) const {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(all_.get()); i++)
-      checked(call(Ref::copy(PyList_GET_ITEM(all_.get(), i)).get()));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(all_.get()); i++) checked(call(Ref::copy(PyList_GET_ITEM(all_.get(), i)).get()));
   }
 
  private:

@@ -43,17 +43,17 @@ bool overwrites_all(const OperatorInfo& info, const at::Tensor& tensor, const Ve
 
 // What few calls have: those of operators that `HandlerKind::OTHER` handles, or on tensors of other kinds or devices.
 struct Unusual {
-  std::string elsewhere;                     // the type of another device that results may be on
-  int64_t unplain = 0;                       // bytes of inputs without a plain storage
-  c10::SmallVector<size_t, 2> missing;       // which of its tensors have no version
-  c10::SmallVector<size_t, 1> by_value;      // places of numbers on the CPU that a GPU's kernel reads
-  c10::SmallVector<int64_t, 4> same;         // for each tensor the first that is the same, if the operator compares them
-  std::unique_ptr<Around> around;            // what a replay restores besides the settings
-  std::vector<VersionRef> given;             // versions of storages that it was given
-  bool counts = false;                       // its kernel is not PyTorch's own: what it keeps is found by counting references
-  bool is_pure = true;                       // its kernel, if it is written in Python, reads nothing that may change
-  std::vector<at::Tensor> kept;              // tensors that its kernel has kept
-  bool drawn = false;                        // it has drawn random numbers, as other threads may have
+  std::string elsewhere;  // the type of another device that results may be on
+  int64_t unplain = 0;  // bytes of inputs without a plain storage
+  c10::SmallVector<size_t, 2> missing;  // which of its tensors have no version
+  c10::SmallVector<size_t, 1> by_value;  // places of numbers on the CPU that a GPU's kernel reads
+  c10::SmallVector<int64_t, 4> same;  // for each tensor the first that is the same, if the operator compares them
+  std::unique_ptr<Around> around;  // what a replay restores besides the settings
+  std::vector<VersionRef> given;  // versions of storages that it was given
+  bool counts = false;  // its kernel is not PyTorch's own: what it keeps is found by counting references
+  bool is_pure = true;  // its kernel, if it is written in Python, reads nothing that may change
+  std::vector<at::Tensor> kept;  // tensors that its kernel has kept
+  bool drawn = false;  // it has drawn random numbers, as other threads may have
 };
 
 struct OperatorCall final : Call {
@@ -136,7 +136,7 @@ struct OperatorCall final : Call {
   const TensorVersions& tensor_versions;
   const Device& device;
   Observed* observed = nullptr;
-  bool excludes = false;                           // it updates running statistics, which a replay leaves out
+  bool excludes = false;  // it updates running statistics, which a replay leaves out
   c10::SmallVector<int, 8> holes = c10::SmallVector<int, 8>(count, VALUE);  // as in `Recipe`
   c10::SmallVector<std::pair<size_t, IValue>, 1> gaps;  // which items of a list of tensors are present
   Ref its_signature;
@@ -147,16 +147,16 @@ struct OperatorCall final : Call {
     at::Tensor whole = {};  // what it overwrites, unless that has never been written to
   };
   c10::SmallVector<Written, 2> writes;  // in the order of `written`
-  OperationRef maker;              // its recipe, if it will have one
-  Ref rng;                         // the state of the generator that it draws from
-  Ref outputs;                     // classified in Python
-  int64_t counted = 0;             // bytes of results without a plain storage
-  size_t tensors = 0;              // how many it has, with those that have no version
+  OperationRef maker;  // its recipe, if it will have one
+  Ref rng;  // the state of the generator that it draws from
+  Ref outputs;  // classified in Python
+  int64_t counted = 0;  // bytes of results without a plain storage
+  size_t tensors = 0;  // how many it has, with those that have no version
   std::unique_ptr<Unusual> unusual;
-  bool is_first = false;           // the first with its signature
-  int64_t needed = -1;             // bytes at once, if measured
+  bool is_first = false;  // the first with its signature
+  int64_t needed = -1;  // bytes at once, if measured
   std::optional<FirstCalls::Unpriced> unpriced;  // until it has run
-  std::optional<Formulas::Lesson> lesson;        // if a formula can learn from it
+  std::optional<Formulas::Lesson> lesson;  // if a formula can learn from it
 
   bool is_statistics(size_t place) const { return holes[place] == STATISTICS; }
   Unusual& special() {

@@ -54,7 +54,7 @@ class OperatorTable {
   }
 
   // Returns how often each operator went to Python, or was handled here, by name.
-  Ref calls(int64_t OperatorInfo::*counter) const {
+  Ref calls(int64_t OperatorInfo::* counter) const {
     Ref calls = checked(PyDict_New());
     for (const auto& [schema, info] : facts_) {
       if (info.*counter == 0) continue;
@@ -118,8 +118,7 @@ class OperatorTable {
     info.chooses_kernels = truth(learned.get(), "chooses_kernels");
     Ref statistics = attribute(learned.get(), "statistics");
     if (statistics.get() != Py_None) {
-      if (!PyArg_ParseTuple(attribute(statistics.get(), "positions").get(), "ii", info.statistics, info.statistics + 1))
-        raise();
+      if (!PyArg_ParseTuple(attribute(statistics.get(), "positions").get(), "ii", info.statistics, info.statistics + 1)) raise();
       Ref flag = attribute(statistics.get(), "flag");
       if (flag.get() != Py_None) info.trains = static_cast<int>(as_number(flag.get()));
       info.updates = truth(statistics.get(), "updates");

@@ -75,7 +75,8 @@ class Gil {
 // Returns a Python function without arguments that calls `function`, which must outlive it, and may return a Python object.
 template <class Function>
 Ref callable(Function& function) {
-  static PyMethodDef call = {"call", [](PyObject* capsule, PyObject*) -> PyObject* {
+  static PyMethodDef call = {"call",
+                             [](PyObject* capsule, PyObject*) -> PyObject* {
                                return guarded([&]() -> PyObject* {
                                  auto& run = *static_cast<Function*>(PyCapsule_GetPointer(capsule, nullptr));
                                  if constexpr (std::is_same_v<decltype(run()), Ref>) {

@@ -48,7 +48,8 @@ class Untraced {
 // looks at the program's tensors.
 class WithoutFunctionModes {
  public:
-  WithoutFunctionModes() : on_(at::impl::torch_function_mode_enabled()), before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+  WithoutFunctionModes()
+      : on_(at::impl::torch_function_mode_enabled()), before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
     if (on_) at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
   }
   ~WithoutFunctionModes() {
@@ -64,7 +65,8 @@ class WithoutFunctionModes {
 // Returns true for a defined tensor that is none of Python's own, and whose content is what its memory holds.
 inline bool is_plain(const at::Tensor& tensor) {
   using c10::DispatchKey;
-  constexpr c10::DispatchKeySet others({DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
+  constexpr c10::DispatchKeySet others(
+      {DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
   return tensor.defined() && !tensor.unsafeGetTensorImpl()->key_set().has_any(others);
 }
 

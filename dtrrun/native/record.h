@@ -21,8 +21,8 @@ class Recording {
     if (draws && (call.recordable || !device_.is_cpu())) capture(call);  // a GPU may run out of memory, and draw again
     if (!call.recordable) return;
     PyObject* func = (call.excludes ? info.replay : info.func).get();
-    call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.arrival.op, info.enumerations, func,
-                                    call.state);
+    call.maker = recorded_operation(call.versions.size(), static_cast<uint32_t>(call.count), call.arrival.op, info.enumerations,
+                                    func, call.state);
     OperationObject* maker = enclosing(call.maker.get());
     PyObject* found = call.its_signature.get();
     set_signature(maker, call.excludes ? replayed_as(found) : found);

@@ -62,8 +62,8 @@ class Registrations {
   };
 
   static void begin() {  // never ends
-    [[maybe_unused]] static auto& handle = *new c10::RegistrationHandleRAII(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
+    [[maybe_unused]] static auto& handle =
+        *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   }
 
   static void note(const c10::OperatorName& name, bool is_removal) {

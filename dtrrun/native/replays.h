@@ -113,7 +113,8 @@ class Replays {
       {
         std::optional<Inside> inside;
         if (info.calls_others) inside.emplace(recipe.around ? recipe.around->autocast : Inside::Dtypes());
-        Shortage::Kernel::run(/*locked=*/true, /*own=*/!info.foreign, [&] { call(recipe, *run.maker->signature, info.foreign, &stack); });
+        Shortage::Kernel::run(/*locked=*/true, /*own=*/!info.foreign,
+                              [&] { call(recipe, *run.maker->signature, info.foreign, &stack); });
       }
       reading.end();
       drawing.end();
@@ -136,10 +137,11 @@ class Replays {
     using Dtypes = std::vector<std::pair<c10::DeviceType, at::ScalarType>>;
     explicit Inside(const Dtypes& dtypes) {
       using c10::DispatchKey;
-      c10::DispatchKeySet excluded({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::PythonDispatcher, DispatchKey::Fake,
-                                    DispatchKey::ADInplaceOrView, DispatchKey::FuncTorchDynamicLayerFrontMode,
+      c10::DispatchKeySet excluded({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::PythonDispatcher,
+                                    DispatchKey::Fake, DispatchKey::ADInplaceOrView, DispatchKey::FuncTorchDynamicLayerFrontMode,
                                     DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::FuncTorchBatched,
-                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::FuncTorchVmapMode, DispatchKey::Functionalize});
+                                    DispatchKey::FuncTorchGradWrapper, DispatchKey::FuncTorchVmapMode,
+                                    DispatchKey::Functionalize});
       excluded = excluded | c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
       for (auto [type, dtype] : dtypes) {
         before_.emplace_back(type, at::autocast::get_autocast_dtype(type));
@@ -178,7 +180,8 @@ class Replays {
   // operator again.
   bool may_replay_again(const OperatorInfo& info) const {
     Ref error = as_error(std::current_exception());
-    return checked(PyObject_CallMethod(python_.get(), "may_replay_again", "OO", info.operator_.get(), error.get())).get() == Py_True;
+    return checked(PyObject_CallMethod(python_.get(), "may_replay_again", "OO", info.operator_.get(), error.get())).get() ==
+           Py_True;
   }
 
   // Returns the operator's arguments. targets: receives the storages that it writes to, by place.

@@ -147,7 +147,8 @@ class KernelRun {
       seen.excluded_ = seen.excluded_ - WayIn::OWN;
       c10::impl::ForceDispatchKeyGuard program(seen);
       WithoutGil released;
-      Shortage::Kernel::run(/*locked=*/true, /*own=*/false, [&] { arrival.op.redispatchBoxed(arrival.keys & WayIn::BELOW, &stack); });
+      Shortage::Kernel::run(/*locked=*/true, /*own=*/false,
+                            [&] { arrival.op.redispatchBoxed(arrival.keys & WayIn::BELOW, &stack); });
       ended = now_ns();
     }
     if (keeping) call.special().kept = keeping->kept(stack);

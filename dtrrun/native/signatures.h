@@ -93,7 +93,22 @@ class Key {
   size_t size() const { return size_; }
 
  private:
-  enum : uint64_t { NONE = 1, INT, BOOL, DOUBLE, COMPLEX, INTS, BOOLS, DOUBLES, DEVICE, STRING, GENERATOR, TENSOR, TENSORS, OTHER };
+  enum : uint64_t {
+    NONE = 1,
+    INT,
+    BOOL,
+    DOUBLE,
+    COMPLEX,
+    INTS,
+    BOOLS,
+    DOUBLES,
+    DEVICE,
+    STRING,
+    GENERATOR,
+    TENSOR,
+    TENSORS,
+    OTHER
+  };
   uint64_t* room_for(size_t more) {
     if (size_ + more > words_.size()) words_.resize(2 * (size_ + more));
     return words_.data() + std::exchange(size_, size_ + more);

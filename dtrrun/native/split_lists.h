@@ -31,9 +31,7 @@ struct ListsOfCall {
   }
   // Returns whether an operator handles parts of the lists as it does the whole. On a GPU, lists of tensors that are alike take another
   // kernel than others: a part of the others might be alike.
-  bool are_alike() const {
-    return tensors[0][0].toTensor().is_cpu() || std::all_of(tensors.begin(), tensors.end(), is_alike);
-  }
+  bool are_alike() const { return tensors[0][0].toTensor().is_cpu() || std::all_of(tensors.begin(), tensors.end(), is_alike); }
 
  private:
   static bool is_alike(c10::ArrayRef<IValue> list) {

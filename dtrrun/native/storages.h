@@ -116,7 +116,8 @@ class OwnStorages {
   using Word [[gnu::may_alias]] = void*;
   using Table = const Word*;  // a vtable, to which an object's first word points
   using Function = void (*)(c10::StorageImpl*);  // as a virtual function without other arguments is called
-  static constexpr size_t ABOVE = 2, MOST = 16;  // ABOVE: entries before the functions: the offset of the object's start, and its type
+  static constexpr size_t ABOVE = 2,
+                          MOST = 16;  // ABOVE: entries before the functions: the offset of the object's start, and its type
 
   // A copy of PyTorch's vtable, with others of the functions that end a storage.
   class Vtable {
@@ -216,7 +217,7 @@ class OwnStorages {
   }
   static void end_watched(c10::StorageImpl*) {}
   // The destructors, and `release_resources` of a watched and of a counted storage: end it, and do what PyTorch's would do.
-  template <Function end, size_t Kind::*function>
+  template <Function end, size_t Kind::* function>
   static void run(c10::StorageImpl* storage) {
     end(storage);
     owner_of(storage).census.alive.fetch_sub(1, std::memory_order_relaxed);

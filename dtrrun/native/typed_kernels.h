@@ -212,9 +212,9 @@ class TypedKernels {
     return types_of<
         // elementwise
         ops::relu, ops::relu_, ops::mul_Tensor, ops::mul__Tensor, ops::div_Scalar, ops::div__Scalar, ops::pow_Scalar,
-        ops::add_Tensor, ops::add__Tensor, ops::add_Scalar, ops::add__Scalar, ops::where_self, ops::lerp__Tensor,
-        ops::addcmul, ops::addcmul_, ops::clamp, ops::gelu, ops::gelu_backward, ops::native_dropout,
-        ops::native_dropout_backward, ops::bernoulli__float, ops::mse_loss,
+        ops::add_Tensor, ops::add__Tensor, ops::add_Scalar, ops::add__Scalar, ops::where_self, ops::lerp__Tensor, ops::addcmul,
+        ops::addcmul_, ops::clamp, ops::gelu, ops::gelu_backward, ops::native_dropout, ops::native_dropout_backward,
+        ops::bernoulli__float, ops::mse_loss,
         // views, and their backward operators
         ops::view, ops::expand, ops::permute, ops::transpose_int, ops::unsqueeze, ops::select_int, ops::slice_Tensor,
         ops::as_strided, ops::_reshape_alias, ops::unbind_int, ops::split_Tensor, ops::split_with_sizes, ops::select_backward,
@@ -224,8 +224,8 @@ class TypedKernels {
         ops::clone, ops::_to_copy, ops::copy_,
         // sums, products and the like
         ops::sum, ops::sum_dim_IntList, ops::amax, ops::max_dim, ops::_softmax, ops::_softmax_backward_data,
-        ops::linalg_vector_norm, ops::cumsum, ops::addmm, ops::addmm_, ops::native_layer_norm,
-        ops::native_layer_norm_backward, ops::gather, ops::index_select, ops::constant_pad_nd>();
+        ops::linalg_vector_norm, ops::cumsum, ops::addmm, ops::addmm_, ops::native_layer_norm, ops::native_layer_norm_backward,
+        ops::gather, ops::index_select, ops::constant_pad_nd>();
   }
 };
 

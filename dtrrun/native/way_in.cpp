@@ -74,9 +74,9 @@ class Covers {
   static constexpr const char *OURS = "by dtrrun", *OURS_TYPED = "by dtrrun, unboxed";
   // The keys above ours whose kernels are replaced.
   static constexpr DispatchKey GATES[] = {
-      DispatchKey::BackendSelect,    DispatchKey::MkldnnCPU,       DispatchKey::SparseCPU,    DispatchKey::SparseCUDA,
-      DispatchKey::SparseMeta,       DispatchKey::SparseCsrCPU,    DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsrMeta,
-      DispatchKey::NestedTensorCPU,  DispatchKey::NestedTensorCUDA, DispatchKey::NestedTensorMeta,
+      DispatchKey::BackendSelect,   DispatchKey::MkldnnCPU,        DispatchKey::SparseCPU,        DispatchKey::SparseCUDA,
+      DispatchKey::SparseMeta,      DispatchKey::SparseCsrCPU,     DispatchKey::SparseCsrCUDA,    DispatchKey::SparseCsrMeta,
+      DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA, DispatchKey::NestedTensorMeta,
   };
 
   static c10::KernelFunction kernel() { return c10::KernelFunction::makeFromBoxedFunction<&interpose_boxed>(); }
@@ -131,7 +131,8 @@ class Covers {
     Cover& own = covers_[op.operator_name()];
     if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !own.has(DispatchKey::AutogradOther)) {
       own = Cover();  // it may have had no kernels before; what runs for tensors of other backends is looked up without ours
-      own.add(op, DispatchKey::AutogradOther, standing_for<Stand>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradOther)));
+      own.add(op, DispatchKey::AutogradOther,
+              standing_for<Stand>(op.getComputedKernelForDispatchKey(DispatchKey::AutogradOther)));
     }
     for (DispatchKey key : GATES)
       if (!own.has(key) && op.hasKernelForDispatchKey(key) && !op.isKernelFallthroughKernel(key))

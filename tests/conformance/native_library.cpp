@@ -65,8 +65,7 @@ at::Tensor kept;
 void keep(const at::Tensor& x) { kept = x; }
 at::Tensor plus_kept(const at::Tensor& x) {
   auto result = at::empty_like(x);
-  for (int64_t i = 0; i < x.numel(); i++)
-    result.data_ptr<float>()[i] = x.data_ptr<float>()[i] + kept.data_ptr<float>()[i];
+  for (int64_t i = 0; i < x.numel(); i++) result.data_ptr<float>()[i] = x.data_ptr<float>()[i] + kept.data_ptr<float>()[i];
   return result;
 }
 at::Tensor times_kept(const at::Tensor& x) { return x * kept; }

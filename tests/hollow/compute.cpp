@@ -111,7 +111,11 @@ c10::DispatchKeySet passed() {
 
 // -- work -------------------------------------------------------------------------------------------------------
 
-struct Span { const void* at; uint64_t nbytes; bool written; };
+struct Span {
+  const void* at;
+  uint64_t nbytes;
+  bool written;
+};
 
 // What the CPU is to compute, over addresses alone, so that a graph can do it again.
 struct Work {
@@ -210,8 +214,7 @@ struct Kernel final : c10::OperatorKernel {
   // `real`: the real kernel runs first. `within`: computes inside of other operators as well, whose code on the host
   // depends on its values.
   Kernel(const OperatorHandle& op, bool real, bool within, Computation special)
-      : real(real), within(within), special(std::move(special)),
-        original(op.getComputedKernelForDispatchKey(DispatchKey::CUDA)) {
+      : real(real), within(within), special(std::move(special)), original(op.getComputedKernelForDispatchKey(DispatchKey::CUDA)) {
     for (const auto& argument : op.schema().arguments()) own_generator |= takes_generator(argument);
     random = own_generator;
     for (auto tag : op.getTags()) random |= tag == at::Tag::nondeterministic_seeded;
@@ -225,7 +228,9 @@ struct Kernel final : c10::OperatorKernel {
     Stack given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
     c10::Device device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
     for (const IValue& value : given)
-      each(value, [&](const Tensor& t) { if (on_gpu(t)) device = t.device(); });
+      each(value, [&](const Tensor& t) {
+        if (on_gpu(t)) device = t.device();
+      });
     c10::DeviceGuard there(device);
     void* stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
     const bool captured = hollow_captures(stream);
@@ -322,11 +327,14 @@ struct Kernel final : c10::OperatorKernel {
     };
     for (size_t i = 0; i < given.size(); i++) {
       bool written = writes(schema.arguments()[i]);
-      each(given[i], [&](const Tensor& t) { if (on_gpu(t)) note(t, written); });
+      each(given[i], [&](const Tensor& t) {
+        if (on_gpu(t)) note(t, written);
+      });
     }
     size_t inputs = work.spans.size();  // cuDNN's recurrent layers return their weights, to which they do not write
     auto is_input = [&](const Tensor& t) {
-      return std::any_of(work.spans.begin(), work.spans.begin() + inputs, [&](const Span& one) { return one.at == t.data_ptr(); });
+      return std::any_of(work.spans.begin(), work.spans.begin() + inputs,
+                         [&](const Span& one) { return one.at == t.data_ptr(); });
     };
     for (const IValue& value : work.results)
       each(value, [&](const Tensor& t) {
@@ -345,23 +353,61 @@ bool begins(const std::string& text, const char* with) { return text.rfind(with,
 bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 // These only allocate, look at geometry, or copy by calls of CUDA's own.
-const std::set<std::string> AS_THEY_ARE = {
-    "set_", "resize_", "resize", "record_stream", "_local_scalar_dense", "_fused_sdp_choice", "is_set_to", "is_pinned",
-    "_pin_memory", "_efficientzerotensor", "_cudnn_init_dropout_state", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss",
-    "_cudnn_rnn_flatten_weight", "_unsafe_view", "_nested_view_from_buffer", "_has_compatible_shallow_copy_type"};
+const std::set<std::string> AS_THEY_ARE = {"set_",
+                                           "resize_",
+                                           "resize",
+                                           "record_stream",
+                                           "_local_scalar_dense",
+                                           "_fused_sdp_choice",
+                                           "is_set_to",
+                                           "is_pinned",
+                                           "_pin_memory",
+                                           "_efficientzerotensor",
+                                           "_cudnn_init_dropout_state",
+                                           "_use_cudnn_ctc_loss",
+                                           "_use_miopen_ctc_loss",
+                                           "_cudnn_rnn_flatten_weight",
+                                           "_unsafe_view",
+                                           "_nested_view_from_buffer",
+                                           "_has_compatible_shallow_copy_type"};
 
 // The real one's code on the host depends on computed values, or calls libraries that are not modelled.
-const std::vector<const char*> CPU_ALONE = {
-    "equal", "nonzero", "masked_select", "unique", "_unique", "embedding_dense_backward", "repeat_interleave", "bincount",
-    "histc", "_histogramdd", "linalg_", "_linalg_", "cholesky", "lu_", "geqrf", "ormqr", "orgqr", "triangular_solve",
-    "_fft_", "multinomial", "_ctc_loss", "ctc_loss", "segment_reduce", "_embedding_bag", "isin", "_cdist", "_pdist",
-    "_scaled_dot_product_cudnn_attention"};
+const std::vector<const char*> CPU_ALONE = {"equal",
+                                            "nonzero",
+                                            "masked_select",
+                                            "unique",
+                                            "_unique",
+                                            "embedding_dense_backward",
+                                            "repeat_interleave",
+                                            "bincount",
+                                            "histc",
+                                            "_histogramdd",
+                                            "linalg_",
+                                            "_linalg_",
+                                            "cholesky",
+                                            "lu_",
+                                            "geqrf",
+                                            "ormqr",
+                                            "orgqr",
+                                            "triangular_solve",
+                                            "_fft_",
+                                            "multinomial",
+                                            "_ctc_loss",
+                                            "ctc_loss",
+                                            "segment_reduce",
+                                            "_embedding_bag",
+                                            "isin",
+                                            "_cdist",
+                                            "_pdist",
+                                            "_scaled_dot_product_cudnn_attention"};
 
 // Other operators run these for their values.
 const std::set<std::string> WITHIN = {"nonzero", "nonzero_static"};
 
 void replace_all() {
-  struct Mute : c10::WarningHandler { void process(const c10::Warning&) override {} } mute;  // it warns of each
+  struct Mute : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } mute;  // it warns of each
   c10::WarningUtils::WarningHandlerGuard muted(&mute);
   static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
   auto special = computations();
@@ -372,8 +418,8 @@ void replace_all() {
     auto op = c10::Dispatcher::singleton().findSchema(full);
     const bool composite = name == "convolution_backward" || name == "copy_";
     if (!op || !(op->hasKernelForDispatchKey(DispatchKey::CUDA) || composite)) continue;
-    if (AS_THEY_ARE.count(base) || begins(base, "empty") || has(base, "sparse") || has(base, "csr") ||
-        has(base, "nested") || has(base, "quantize"))
+    if (AS_THEY_ARE.count(base) || begins(base, "empty") || has(base, "sparse") || has(base, "csr") || has(base, "nested") ||
+        has(base, "quantize"))
       continue;
     bool view = false, computes = false;
     for (const auto& argument : op->schema().arguments()) {

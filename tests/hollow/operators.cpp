@@ -33,7 +33,8 @@ void convolution(Stack& s, const Drawn&) {
                           std::vector<int64_t>(padding.size(), 0), s[5].toInt()));
 }
 void transposed_convolution(Stack& s, const Drawn&) {
-  give(s, at::convolution(s[0].toTensor(), s[1].toTensor(), {}, ints(s[4]), ints(s[2]), ints(s[5]), true, ints(s[3]), s[6].toInt()));
+  give(s,
+       at::convolution(s[0].toTensor(), s[1].toTensor(), {}, ints(s[4]), ints(s[2]), ints(s[5]), true, ints(s[3]), s[6].toInt()));
 }
 void depthwise_convolution(Stack& s, const Drawn&) {
   Tensor x = s[0].toTensor();
@@ -50,9 +51,8 @@ void batch_norm(Stack& s, const Drawn&) {
 void batch_norm_backward(Stack& s, const Drawn&) {
   Tensor reserve = s[8].toTensor();
   TORCH_CHECK(!reserve.numel() || *reserve.const_data_ptr<uint8_t>() == RESERVED, "hollow: batch norm's reserve space was lost");
-  auto [x, weight, bias] =
-      at::native_batch_norm_backward(s[1].toTensor(), s[0].toTensor(), maybe(s[2]), maybe(s[3]), maybe(s[4]), maybe(s[5]),
-                                     maybe(s[6]), true, s[7].toDouble(), {true, true, true});
+  auto [x, weight, bias] = at::native_batch_norm_backward(s[1].toTensor(), s[0].toTensor(), maybe(s[2]), maybe(s[3]), maybe(s[4]),
+                                                          maybe(s[5]), maybe(s[6]), true, s[7].toDouble(), {true, true, true});
   give(s, x, weight, bias);
 }
 
@@ -178,7 +178,9 @@ void flash_attention_backward(Stack& s, const Drawn&) {
   give(s, q, k, v);
 }
 // Alone, so its results have the dtype and the strides that the real one would give them.
-Tensor as_heads(const Tensor& found, const Tensor& like) { return found.to(like.scalar_type()).transpose(1, 2).contiguous().transpose(1, 2); }
+Tensor as_heads(const Tensor& found, const Tensor& like) {
+  return found.to(like.scalar_type()).transpose(1, 2).contiguous().transpose(1, 2);
+}
 void cudnn_attention(Stack& s, const Drawn& drawn) {
   Tensor query = s[0].toTensor();
   Attention one(query, s[1].toTensor(), s[2].toTensor(), maybe(s[3]), s[5].toDouble(), s[6].toBool(), s[8]);
@@ -217,7 +219,13 @@ enum { RELU, TANH, LSTM, GRU };
 rnn_sizes sizes_of(const Stack& s, size_t at, const Tensor& input) {
   const int64_t mode = s[at].toInt();
   auto number = [&](size_t place) { return static_cast<int>(s[at + place].toInt()); };
-  return {mode == LSTM ? 4 : mode == GRU ? 3 : 1, static_cast<int>(input.size(-1)), number(1), number(2), number(3),
+  return {mode == LSTM  ? 4
+          : mode == GRU ? 3
+                        : 1,
+          static_cast<int>(input.size(-1)),
+          number(1),
+          number(2),
+          number(3),
           s[at + 7].toBool() ? 2 : 1};
 }
 
@@ -225,7 +233,9 @@ rnn_sizes sizes_of(const Stack& s, size_t at, const Tensor& input) {
 std::vector<std::vector<Tensor>> weights_of(const rnn_sizes& sizes, const Tensor& buffer, bool biases) {
   std::vector<std::vector<Tensor>> all;
   const int64_t rows = sizes.gates * sizes.hidden;
-  auto part = [&](int64_t from, int64_t height, int64_t width) { return buffer.narrow(0, from, height * width).view({height, width}); };
+  auto part = [&](int64_t from, int64_t height, int64_t width) {
+    return buffer.narrow(0, from, height * width).view({height, width});
+  };
   for (int layer = 0; layer < sizes.layers * sizes.directions; layer++) {
     std::vector<Tensor> own;
     for (int half : {0, 1}) own.push_back(part(rnn_matrix(&sizes, layer, half), rows, rnn_columns(&sizes, layer, half)));
@@ -264,7 +274,8 @@ struct Layers {
     for (int layer = 0; layer < sizes.layers; layer++) {
       const int from = layer * sizes.directions;
       std::vector<Tensor> own;
-      for (int one = 0; one < sizes.directions; one++) own.insert(own.end(), weights[from + one].begin(), weights[from + one].end());
+      for (int one = 0; one < sizes.directions; one++)
+        own.insert(own.end(), weights[from + one].begin(), weights[from + one].end());
       Tensor first = h.narrow(0, from, sizes.directions), last;
       const bool both = sizes.directions == 2;
       auto batches = batch_sizes.empty() ? Tensor() : at::tensor(batch_sizes, at::kLong);

@@ -36,8 +36,13 @@ constexpr double SIMILAR = 2;  // calls differ by e to this power at most
 // InceptionV4's convolutions have not been measured. With this factor, its plain step takes what it took.
 constexpr double OTHER_CONVOLUTIONS = 1.5;
 
-struct Row { double ns, roofline; };
-struct Operator { std::unordered_map<std::string, Row> by_sizes; std::unordered_map<std::string, int64_t> workspaces; };
+struct Row {
+  double ns, roofline;
+};
+struct Operator {
+  std::unordered_map<std::string, Row> by_sizes;
+  std::unordered_map<std::string, int64_t> workspaces;
+};
 
 // Lines: operator, sizes (6x3x8x8,16x3x3x3), ns, roofline in ns; or "workspace", operator, sizes, bytes.
 const std::map<std::string, Operator>& measured() {
@@ -77,11 +82,16 @@ struct Given {
     if (t.is_cuda()) nbytes += static_cast<double>(t.numel()) * static_cast<double>(t.element_size());
   }
   void add(const IValue& value) {
-    if (value.isTensor()) add(value.toTensor());
-    else if (value.isTensorList()) for (const IValue& one : value.toListRef()) add(one.toTensor());
-    else if (value.isInt()) add(static_cast<uint64_t>(value.toInt()));
-    else if (value.isIntList()) for (int64_t one : value.toIntList()) add(static_cast<uint64_t>(one));
-    else add(2);
+    if (value.isTensor())
+      add(value.toTensor());
+    else if (value.isTensorList())
+      for (const IValue& one : value.toListRef()) add(one.toTensor());
+    else if (value.isInt())
+      add(static_cast<uint64_t>(value.toInt()));
+    else if (value.isIntList())
+      for (int64_t one : value.toIntList()) add(static_cast<uint64_t>(one));
+    else
+      add(2);
   }
 };
 
@@ -114,10 +124,8 @@ double flops(const std::string& name, const std::vector<IValue>& given, const Te
   auto inner = [&](const Tensor& a) { return 2 * product(result.sizes()) * static_cast<double>(a.size(-1)); };
   if (name == "mm" || name == "bmm") return inner(tensor(0));
   if (name == "addmm" || name == "baddbmm") return inner(tensor(1));
-  if (name == "cudnn_convolution")
-    return 2 * product(result.sizes()) * product(tensor(1).sizes().slice(1));
-  if (name == "convolution_backward")
-    return 4 * product(tensor(0).sizes()) * product(tensor(2).sizes().slice(1));
+  if (name == "cudnn_convolution") return 2 * product(result.sizes()) * product(tensor(1).sizes().slice(1));
+  if (name == "convolution_backward") return 4 * product(tensor(0).sizes()) * product(tensor(2).sizes().slice(1));
   if (name.find("scaled_dot_product") != std::string::npos) {
     bool backward = name.find("backward") != std::string::npos;
     Tensor q = tensor(backward ? 1 : 0), k = tensor(backward ? 2 : 1);
@@ -126,12 +134,17 @@ double flops(const std::string& name, const std::vector<IValue>& given, const Te
   return 0;
 }
 
-struct Frame { bool charged = false; };
+struct Frame {
+  bool charged = false;
+};
 thread_local Frame* innermost = nullptr;
 
 struct Inside {
   Inside() { hollow_inside++; }
-  ~Inside() { hollow_inside--; hollow_workspace = -1; }
+  ~Inside() {
+    hollow_inside--;
+    hollow_workspace = -1;
+  }
 };
 
 struct Timed final : c10::OperatorKernel {
@@ -178,7 +191,10 @@ struct Timed final : c10::OperatorKernel {
     if (outer) outer->charged |= frame.charged;
   }
 
-  struct Known { bool is = false, exact = false; int64_t ns = 0, workspace = -1; };
+  struct Known {
+    bool is = false, exact = false;
+    int64_t ns = 0, workspace = -1;
+  };
 
   Known find(uint64_t hash) {
     std::lock_guard<std::mutex> lock(mutex);
@@ -217,8 +233,8 @@ struct Timed final : c10::OperatorKernel {
       made.ns = static_cast<int64_t>(is_convolution(name) ? OTHER_CONVOLUTIONS * ns : ns);
     }
     if (std::getenv("HOLLOW_TOLD"))
-      fprintf(stderr, "TOLD %s %s: %s, %ld ns\n", name.c_str(), sizes_of(arguments).c_str(),
-              made.exact ? "measured" : "modelled", made.ns);
+      fprintf(stderr, "TOLD %s %s: %s, %ld ns\n", name.c_str(), sizes_of(arguments).c_str(), made.exact ? "measured" : "modelled",
+              made.ns);
     std::lock_guard<std::mutex> lock(mutex);
     return known[hash] = made;
   }
@@ -245,12 +261,17 @@ struct Timed final : c10::OperatorKernel {
 };
 
 // These only allocate or look.
-const std::set<std::string> AS_THEY_ARE = {"set_", "resize_", "resize", "record_stream", "is_set_to", "is_pinned", "_pin_memory",
-                                           "_fused_sdp_choice", "_unsafe_view", "_has_compatible_shallow_copy_type"};
+const std::set<std::string> AS_THEY_ARE = {"set_",         "resize_",
+                                           "resize",       "record_stream",
+                                           "is_set_to",    "is_pinned",
+                                           "_pin_memory",  "_fused_sdp_choice",
+                                           "_unsafe_view", "_has_compatible_shallow_copy_type"};
 
 struct Loaded {
   Loaded() {
-    struct Mute : c10::WarningHandler { void process(const c10::Warning&) override {} } mute;  // it warns of each
+    struct Mute : c10::WarningHandler {
+      void process(const c10::Warning&) override {}
+    } mute;  // it warns of each
     c10::WarningUtils::WarningHandlerGuard muted(&mute);
     static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
     for (const auto& full : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -262,8 +283,7 @@ struct Loaded {
       if (!op || !(op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) || composite)) continue;
       bool view = AS_THEY_ARE.count(base) || base.rfind("empty", 0) == 0;
       for (const char* part : {"sparse", "csr", "nested", "quantize"}) view |= base.find(part) != std::string::npos;
-      for (const auto& argument : op->schema().arguments())
-        view |= argument.alias_info() && !argument.alias_info()->isWrite();
+      for (const auto& argument : op->schema().arguments()) view |= argument.alias_info() && !argument.alias_info()->isWrite();
       if (!view) library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Timed>(*op)));
     }
   }

@@ -88,8 +88,6 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "fake_mode", nullptr, -1, methods};
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&infer_shapes>());
-}
+TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&infer_shapes>()); }
 
 PyMODINIT_FUNC PyInit_fake_mode() { return PyModule_Create(&module); }

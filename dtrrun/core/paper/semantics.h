@@ -32,12 +32,12 @@ class Replay {
   struct Storage : Node {
     Number name;
     Operation recipe{nullptr, 0};
-    std::vector<Node*> reads;     // inputs of the operators that made its tensors, without constants
+    std::vector<Node*> reads;  // inputs of the operators that made its tensors, without constants
     std::vector<Number> tensors;  // the first one is its root, the others are views
     int64_t locks = 0;
     bool pinned = false;
     bool waits = false, banished = false;  // waits: to be banished
-    Numbers readers;                       // tensors computed from it; noted only for banishing
+    Numbers readers;  // tensors computed from it; noted only for banishing
 
     Storage(Number name, int64_t bytes) : Node{}, name(name) {
       kept = 1;  // by the replay
@@ -61,14 +61,14 @@ class Replay {
   };
   // A schedule, which several replays can run. Everything is listed by number.
   struct Schedule {
-    std::vector<int64_t> nbytes;                       // of the storages
-    std::vector<std::pair<Number, int64_t>> tensors;   // the storage, and the bytes: 0 for a view
+    std::vector<int64_t> nbytes;  // of the storages
+    std::vector<std::pair<Number, int64_t>> tensors;  // the storage, and the bytes: 0 for a view
     std::vector<std::shared_ptr<const Operator>> operators;
   };
   struct Options {
-    int64_t budget;            // bytes; INT64_MAX: none
-    double limit;              // on the time spent in recomputation
-    bool requeue;              // reinsert storages into the pool once they are unlocked, as in the paper: only ties differ
+    int64_t budget;  // bytes; INT64_MAX: none
+    double limit;  // on the time spent in recomputation
+    bool requeue;  // reinsert storages into the pool once they are unlocked, as in the paper: only ties differ
     DeallocationPolicy deallocation;
   };
   enum class Event { RUN, COMPUTE, EVICT };
@@ -76,8 +76,7 @@ class Replay {
   using Observer = std::function<void(Event, Number)>;
 
   Replay(Heuristic heuristic, Policy::Options search, Options options, Observer observer)
-      : policy(std::move(heuristic), std::move(search)), options_(options),
-        observer_(std::move(observer)) {}
+      : policy(std::move(heuristic), std::move(search)), options_(options), observer_(std::move(observer)) {}
   ~Replay() { policy.clear(); }  // it refers to storages
   Replay(const Replay&) = delete;
 
@@ -85,7 +84,7 @@ class Replay {
   int64_t memory = 0, peak_bytes = 0, clock = 0;
   int64_t evictions = 0, chosen = 0;  // chosen: evictions that made room; the others are deallocations
   int64_t rematerializations = 0, recomputed = 0;
-  int64_t age = 0;               // how many operators the program has run
+  int64_t age = 0;  // how many operators the program has run
   std::deque<Number> made_last;  // the storages made most recently, newest first
 
   Number add_storage(int64_t nbytes) {
@@ -196,7 +195,7 @@ class Replay {
 
   struct Frame {
     Number number, wanted;  // an operator, and its output that is needed
-    Numbers missing;        // inputs to rematerialize, the first one last
+    Numbers missing;  // inputs to rematerialize, the first one last
   };
   Frame frame(Number number, Number wanted) {
     Frame made{number, wanted, {}};
@@ -306,8 +305,8 @@ class Replay {
     while (!pending.empty()) {
       Storage& storage = *pending.back();
       pending.pop_back();
-      bool is_needed = std::any_of(storage.readers.begin(), storage.readers.end(),
-                                   [&](Number reader) { return !tensors_[reader].defined; });
+      bool is_needed =
+          std::any_of(storage.readers.begin(), storage.readers.end(), [&](Number reader) { return !tensors_[reader].defined; });
       if (!storage.waits || is_needed) continue;
       storage.waits = false;
       waiting_--;

@@ -161,8 +161,7 @@ class Components final : public Neighbourhood {
       pending_.pop_back();
       for (Node* parent : node->inputs()) {
         Component* element = component_of(parent);
-        if (element == nullptr || std::find(neighbours_.begin(), neighbours_.end(), element) != neighbours_.end())
-          continue;
+        if (element == nullptr || std::find(neighbours_.begin(), neighbours_.end(), element) != neighbours_.end()) continue;
         neighbours_.push_back(element);
         if (element->dormant) pending_.push_back(parent);
       }

@@ -87,9 +87,7 @@ class HeapSearch final : public Search {
     double score;
     int64_t number;
     double share;
-    bool operator<(const Candidate& other) const {
-      return score != other.score ? score > other.score : number > other.number;
-    }
+    bool operator<(const Candidate& other) const { return score != other.score ? score > other.score : number > other.number; }
   };
   struct Timed {
     int64_t time, number;
@@ -118,11 +116,10 @@ class HeapSearch final : public Search {
   }
 
   void set_longest(int64_t now) {
-    if (origin_ == NEVER)
-      pool_.each([&](int64_t, const Item& item) { origin_ = std::min(origin_, item.node->last_access); });
+    if (origin_ == NEVER) pool_.each([&](int64_t, const Item& item) { origin_ = std::min(origin_, item.node->last_access); });
     if (origin_ != NEVER)
-      longest_ = static_cast<int64_t>(static_cast<__int128>(now - origin_) * static_cast<__int128>(pool_.size()) /
-                                      pool_.inserted());
+      longest_ =
+          static_cast<int64_t>(static_cast<__int128>(now - origin_) * static_cast<__int128>(pool_.size()) / pool_.inserted());
   }
 
   // Removes the bounds that have expired. Sets `woken` to the numbers of their nodes, and the bounds at staleness 1.
@@ -166,8 +163,7 @@ class HeapSearch final : public Search {
     }
     all_asleep(candidates, now);
   }
-  void consider_all(const std::vector<std::pair<int64_t, double>>& numbers, std::vector<Candidate>& candidates,
-                    int64_t now) {
+  void consider_all(const std::vector<std::pair<int64_t, double>>& numbers, std::vector<Candidate>& candidates, int64_t now) {
     for (auto [number, share] : numbers) consider(number, share, candidates, now);
     all_asleep(candidates, now);
   }
@@ -289,7 +285,7 @@ class HeapSearch final : public Search {
   uint64_t entries_ = 0;
   int64_t looked_at_ = 0;
   int64_t origin_ = NEVER;  // the clock value at which the program began
-  int64_t longest_ = 0;     // the longest sleep: the time in which as many nodes are inserted as are in the pool
+  int64_t longest_ = 0;  // the longest sleep: the time in which as many nodes are inserted as are in the pool
 };
 
 }  // namespace dtrrun

@@ -48,8 +48,7 @@ struct Heuristic {
   // Returns the score for a projected cost, without the factors.
   double score(int64_t projected_cost, int64_t nbytes, int64_t since) const {
     if (root)  // in floats, in this order of operations
-      return static_cast<double>(projected_cost) /
-             (static_cast<double>(nbytes) * std::pow(static_cast<double>(since), exponent));
+      return static_cast<double>(projected_cost) / (static_cast<double>(nbytes) * std::pow(static_cast<double>(since), exponent));
     return divided(cost ? projected_cost : 1, size ? nbytes : 1, staleness ? since : 1);
   }
   // Returns the score at staleness 1 for a lower bound of the projected cost.
@@ -64,9 +63,7 @@ struct Heuristic {
   // Returns the staleness at which the score has fallen by this divisor.
   double staleness_of(double fallen) const { return exponent == 1 ? fallen : std::pow(fallen, 1 / exponent); }
   // Returns the divisor for what is used at this distance in the recorded step.
-  double nearness(int64_t distance) const {
-    return std::pow(static_cast<double>(std::max<int64_t>(distance, 1)), foresight);
-  }
+  double nearness(int64_t distance) const { return std::pow(static_cast<double>(std::max<int64_t>(distance, 1)), foresight); }
 };
 
 }  // namespace dtrrun

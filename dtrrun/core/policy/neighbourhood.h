@@ -144,12 +144,8 @@ class ExactNeighbourhood final : public Neighbourhood {
 
   // -- what is cached --
 
-  static void forget_above(Item& item) {
-    item.reach.above_known = item.reach.cost_known = false;
-  }
-  static void forget_below(Item& item) {
-    item.reach.below_known = item.reach.cost_known = false;
-  }
+  static void forget_above(Item& item) { item.reach.above_known = item.reach.cost_known = false; }
+  static void forget_below(Item& item) { item.reach.below_known = item.reach.cost_known = false; }
   void forget_above(const Numbers& numbers) {
     visited += static_cast<int64_t>(numbers.all().size());
     for (int64_t number : numbers.all())

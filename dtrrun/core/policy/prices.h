@@ -61,7 +61,8 @@ class Prices {
     Node* node = item->node.get();
     auto [cost, lower] = neighbourhood_.watched_cost(node, one.number, *item);
     one.last_access = node->last_access;
-    one.share = heuristic_.function ? static_cast<double>(node->cost) : share_of(node, std::min(lower, static_cast<double>(cost)));
+    one.share =
+        heuristic_.function ? static_cast<double>(node->cost) : share_of(node, std::min(lower, static_cast<double>(cost)));
     return of(node, cost, now);
   }
 
