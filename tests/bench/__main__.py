@@ -19,6 +19,7 @@ NAMES = (
     "growth",
     "predictions",
     "learning",
+    "cold_start",
     "searching",
     "profile",
     "optimizers",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +22,8 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Version
 from dtrrun.core.heuristics import INITIAL, STEADY
 from dtrrun.core.observer import DecisionObserver
-from dtrrun.runtime.observe.learning import COMPARED, TOO_MUCH
+from dtrrun.runtime.observe.learning import COMPARED, TOO_MUCH, TRIED, Trial
+from dtrrun.runtime.observe.lookahead import KNOWN
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import Call, Instruction, Mutate, read_log
 from tests.bench.replays import beginning
@@ -36,9 +37,11 @@ class Beginning(DecisionObserver):
     """Changes a run's rule as `observe.learning` does in its first steps."""
 
     def watch(self, dtr: DTR) -> None:
-        self._ledger, self._ages, self._last_ns = dtr.ledger, [dtr.ledger.age], 0
-        self._begin()
-        self._leaves = True
+        self._ledger, self._ages = dtr.ledger, [dtr.ledger.age]
+        self._spent = [(0, 0)]  # at the ends of steps: what the operators, and their recomputation, have cost
+        self._last_ns = 0  # the latest step's own time
+        self._begins, self._fled = True, False
+        self._trial: Trial | None = None
         end_step = dtr.history.end_step
 
         def ended() -> None:
@@ -49,30 +52,47 @@ class Beginning(DecisionObserver):
         dtr.ledger.decision_observers.append(self)
 
     def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
-        recomputed = self._ledger.recomputed_cost - self._recomputed_ns
-        if self._leaves and recomputed >= TOO_MUCH * max(self._own_ns, self._last_ns, 1):
-            self._leave()
+        own, recomputed = self._since(self._spent[-1])
+        if self._begins and recomputed >= TOO_MUCH * max(own, self._last_ns, 1):
+            self._change(STEADY)
+            self._trial = None if self._fled else Trial(TRIED, TOO_MUCH)
+            self._fled = True
 
-    @property
-    def _own_ns(self) -> int:
-        return self._ledger.clock - self._ledger.recomputed_cost - self._began_ns
+    def _since(self, before: tuple[int, int]) -> tuple[int, int]:
+        recomputed = self._ledger.recomputed_cost
+        return self._ledger.clock - recomputed - before[0], recomputed - before[1]
 
-    def _begin(self) -> None:
-        self._recomputed_ns = self._ledger.recomputed_cost
-        self._began_ns = self._ledger.clock - self._recomputed_ns
+    def _share(self, steps: int) -> float:
+        own, recomputed = self._since(self._spent[-1 - steps])
+        return recomputed / max(own, 1)
 
-    def _leave(self) -> None:
-        self._leaves = False
-        self._ledger.change_policy(make_policy(STEADY))
+    def _change(self, rule: str) -> None:
+        self._begins = rule == INITIAL
+        self._ledger.change_policy(make_policy(rule))
 
     def _ended(self) -> None:
-        self._last_ns = self._own_ns
-        self._begin()
+        self._last_ns, _ = self._since(self._spent[-1])
+        self._spent.append(self._since((0, 0)))
         self._ages.append(self._ledger.age)
-        if self._leaves and len(self._ages) == COMPARED + 1:
+        if self._begins and len(self._ages) == COMPARED + 1:
             _, before, second, third = self._ages
             if second - before == third - second:
-                self._leave()
+                self._change(STEADY)
+                self._trial = Trial(1, inf)
+        if self._trial is not None:
+            self._compare(self._trial)
+
+    def _compare(self, trial: Trial) -> None:
+        seen = min(len(self._spent) - 1, 2 * KNOWN)
+        if trial.before is None:
+            trial.before = self._share(1 if trial.least == 1 else seen)
+            return
+        trial.steps += 1
+        if trial.steps < trial.least:
+            return
+        if 0 < trial.before <= self._share(min(trial.steps, seen)) < trial.most:
+            self._change(INITIAL)
+            self._trial = None
 
 
 def noisy(instructions: Sequence[Instruction], seed: int) -> list[Instruction]:

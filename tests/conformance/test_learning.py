@@ -126,6 +126,7 @@ def shares(monkeypatch):
             self._recomputed += self._shares[-1]
 
     monkeypatch.setattr(learning.Learning, "_note", note)
+    monkeypatch.setattr(learning.Learning, "_recomputes", lambda *_: 0.0)  # so that STEADY stays
     return table
 
 
@@ -237,9 +238,59 @@ def test_steps_of_which_none_is_like_another_keep_what_is_better(answers, shares
     assert (session.rule["heuristic"], session.rule["source"]) == (STEADY, "worse")
 
 
-def test_a_rule_that_was_left_because_a_step_thrashed_does_not_return(answers, shares):
+def step_with(session, share, operators=40):
+    """Let a step end that recomputes `share` of its own operators."""
+    session.ledger.age += operators
+    session.ledger.recomputed_cost += int(1000 * share)
+    session.ledger.clock += 1000 + int(1000 * share)
+    session._learning.step_ended()
+
+
+@pytest.mark.parametrize(
+    ("follows", "later", "rule"),
+    [
+        (False, [0.29], (STEADY, "repeating")),
+        (False, [0.3], (INITIAL, "worse")),
+        (False, [0.1, 0.4], (STEADY, "repeating")),
+        (False, [0.1, 0.4, 0.4], (INITIAL, "worse")),
+        (True, [0.3], (STEADY, "repeating")),  # until the first rank returns
+    ],
+)
+def test_where_steps_repeat_the_better_of_two_rules_stays(follows, later, rule):
+    """The latest step with the first one is compared with the mean of those with the other."""
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning.follows = follows
+        for share in (0.1, 0.4, 0.3, *later):
+            step_with(session, share)
+        assert (session.rule["heuristic"], session.rule["source"]) == rule
+        assert session.ledger.policy.heuristic.name == rule[0]
+
+
+@pytest.mark.parametrize(
+    ("third", "fourth", "returns"),
+    [(0.5, 0.5, True), (0.6, 0.4, True), (0.4, 0.5, False), (0.7, 0.7, False)],
+)
+def test_a_rule_that_one_step_has_thrashed_with_returns_once_if_it_was_better(third, fourth, returns):
+    """It is compared by the mean of its steps, that one among them."""
+    too_much = 2 * learning.TOO_MUCH_NS
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        step_with(session, 0.2, operators=50)
+        session._learning.step_goes_on(figures(2, 0, too_much))
+        step_with(session, 0.8, operators=60)
+        step_with(session, third, operators=70)
+        assert (session.rule["heuristic"], session.rule["source"]) == (STEADY, "thrashing")
+        step_with(session, fourth, operators=80)
+        assert session.rule["heuristic"] == (INITIAL if returns else STEADY)
+        session._learning.step_goes_on(figures(5, 0, too_much))
+        for operators in (90, 100, 110, 120):
+            step_with(session, 9.0, operators)
+        assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == STEADY
+
+
+def test_a_rule_that_was_left_because_a_step_thrashed_does_not_return_because_steps_vary(answers, shares):
     torch.manual_seed(0)
     with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        session._learning._fled = True  # in an earlier step
         session._learning.step_goes_on(figures(1, 0, 2 * learning.TOO_MUCH_NS))
         list(train_varying(STEPS, ()))
     assert (session.rule["heuristic"], session.rule["source"]) == (STEADY, "thrashing")

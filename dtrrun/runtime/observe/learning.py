@@ -1,11 +1,12 @@
 """`--heuristic auto`: finds the heuristic that suits the program while it trains, and switches to it.
 
 The run begins with h_dtr_eq, or with a heuristic that an earlier run has found. It leaves h_dtr_eq, for one
-that thrashes less, once a step recomputes too much, or when the third step is like the second one. When steps
-recompute more than a little, some of them are logged, and another process tries heuristics on the log
-(`simulator.learn`) while training goes on. At the end of a step, the session switches to the heuristic found,
-and back if that is worse. All of this is repeated when the steps change. It never affects the values that the
-program computes. In this code, a rule is a heuristic with its settings.
+that thrashes less, once a step recomputes too much, or when the third step is like the second one; and it
+returns, once, if the next steps show that to be no better. When steps recompute more than a little, some of
+them are logged, and another process tries heuristics on the log (`simulator.learn`) while training goes on.
+At the end of a step, the session switches to the heuristic found, and back if that is worse. All of this is
+repeated when the steps change. It never affects the values that the program computes. In this code, a rule is
+a heuristic with its settings.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Protocol
@@ -54,6 +56,9 @@ TOO_MUCH_NS = 100_000_000
 with is left."""
 COMPARED = 3
 """The step that shows whether steps repeat, beside the one before: the first includes the program's start."""
+TRIED = 2
+"""Steps by which `STEADY`, after a step that has recomputed too much, is compared with the rule that the run
+began with. Where steps repeat, one is enough."""
 HOPELESS = 3.0
 AT_ONCE_NS = 1_000_000_000
 """The same for any other rule: another one is tried at once."""
@@ -79,6 +84,17 @@ class Session(Protocol):
     def change_heuristic(self, name: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
+
+
+class Trial:
+    """Steps with `STEADY`, in which the rule that the run began with may return."""
+
+    def __init__(self, least: int, most: float) -> None:
+        """least: steps before it may. most: from this share of recomputation on, it does not."""
+        self.least, self.most = least, most
+        self.steps = 0
+        self.before: float | None = None
+        """The other rule's share of recomputation, once its last step is over."""
 
 
 class Learning:
@@ -115,11 +131,14 @@ class Learning:
         self._judged = True  # whether the current rule has been judged or needs no judgment
         self._promised: float | None = None  # its share in the remembered run
         self._former: float | None = None  # the share before the search
-        self._found: dict[str, Any] = {"heuristic": INITIAL, "steps": []}  # the current rule
+        self._first: dict[str, Any] = {"heuristic": INITIAL, "steps": []}  # the rule that runs begin with
+        self._found = self._first  # the current rule
         self._previous = self._found  # the rule that had the share `_former`
         self._costs: dict[str, Any] = {}  # of operators, with which the current rule was found
         self._untried = list(OTHERS)
         self._fled = False  # whether a step with the first rule has recomputed too much
+        self._spent = deque([self._costs_so_far()], maxlen=2 * KNOWN + 1)  # at the ends of the latest steps
+        self._trial: Trial | None = None
         self._changed_in = 0  # the step within which the rule was last changed
         self._recomputed_before = 0  # ns, in that step before the change
         self.rule: dict[str, Any] = {"heuristic": INITIAL, "since_step": 1, "source": "first"}
@@ -160,8 +179,11 @@ class Learning:
         if self._lookahead is not None:
             self._lookahead.step_ended()
         self._note(self._session.steps.last)
+        self._spent.append(self._costs_so_far())
         if self._begins:
             self._look_at_first_steps()
+        if self._trial is not None:
+            self._compare(self._trial)
         if self._recorder is not None:
             self._recorder.step_ended()
             if self._recorder.ended:
@@ -187,8 +209,9 @@ class Learning:
         own = max(step["operators_ns"], (self._session.steps.last or step)["operators_ns"])
         if self._begins:
             if recomputed >= max(TOO_MUCH_NS, TOO_MUCH * own):
-                self._fled = True
                 self._flee(STEADY, step)
+                self._trial = None if self._fled else Trial(TRIED, TOO_MUCH)  # it would be left again
+                self._fled = True
             return
         if not self._untried or recomputed < max(AT_ONCE_NS, HOPELESS * own):
             return
@@ -210,7 +233,7 @@ class Learning:
     @property
     def _begins(self) -> bool:
         """Whether the run has the rule that runs begin with, and may leave it."""
-        return bool(self.rule["source"] == "first")
+        return self._found is self._first
 
     def _look_at_first_steps(self) -> None:
         """Leave the first rule at the end of a step, if it recomputes too much, or if steps repeat."""
@@ -221,6 +244,32 @@ class Learning:
             if second == third:
                 self._change({"heuristic": STEADY, "steps": []}, "repeating")
                 self._skip = 0
+                self._trial = Trial(1, inf)
+
+    def _compare(self, trial: Trial) -> None:
+        """At the end of a step: return to the first rule if STEADY recomputes no less. Other ranks follow."""
+        seen = len(self._spent) - 1
+        if trial.before is None:  # the last step with the other rule, or the one within which it was left
+            trial.before = self._recomputes(1 if trial.least == 1 else seen)
+            return
+        trial.steps += 1
+        if trial.steps < trial.least or self._recorder is not None or self._search is not None:
+            return
+        if 0 < trial.before <= self._recomputes(min(trial.steps, seen)) < trial.most and not self.follows:
+            self._change(self._first, "worse")
+            self._skip = 0
+
+    def _recomputes(self, steps: int) -> float:
+        """Return the share of recomputation in the latest steps, by costs: a busy machine hardly matters."""
+        own, recomputed = (
+            after - before for before, after in zip(self._spent[-1 - steps], self._spent[-1], strict=True)
+        )
+        return recomputed / max(own, 1)
+
+    def _costs_so_far(self) -> tuple[int, int]:
+        """Return what the program's own operators have cost, and their recomputation."""
+        recomputed = self._ledger.recomputed_cost
+        return self._ledger.clock - recomputed, recomputed
 
     def _note(self, step: dict[str, int] | None) -> None:
         if step is None or self._recorder is not None:
@@ -323,6 +372,7 @@ class Learning:
         if self._lookahead is not None:
             self._lookahead.end()
             self._lookahead = None
+        self._trial = None
         self._session.change_heuristic(str(found["heuristic"]))
         if self._ledger.policy.heuristic.foresight:
             self._lookahead = Lookahead(self._session.callbacks, steps)
