@@ -1,10 +1,10 @@
-"""What a step takes on this GPU, and what stalls it: `python -m tests.bench.gpu_short.times MODEL`.
+"""What a step takes on this GPU, and what stalls it: `python -m tests.bench.gpu_short.times MODEL [SHARE…]`.
 
-A model of `make bench-gpu` at its full size: plainly, counting (no budget), inside twice its peak, and inside
-70 %, 50 % and the least share of the prototype. For each, the ms of the fastest and the median of some steps,
-of which the host's until the last call returned; and per step, the allocator's flushes, refusals and GB
-returned to the driver, dtrrun's evictions, rematerializations and retries, and the host's ms in calls that
-may wait for the GPU.
+A model of `make bench-gpu` at its full size: plainly, counting (no budget), inside twice its peak, and
+inside these shares of it, or 70 %, 50 % and the least share of the prototype. For each, the ms of the
+fastest and the median of some steps, of which the host's until the last call returned; and per step, the
+allocator's flushes, refusals and GB returned to the driver, dtrrun's evictions, rematerializations and
+retries, and the host's ms in calls that may wait for the GPU.
 """
 
 import gc
@@ -123,7 +123,7 @@ def inside(label: str, budget: int | None, step: Callable[[], Any], stalls: Stal
 
 
 def main() -> None:
-    [name] = sys.argv[1:]
+    name, *wanted = sys.argv[1:]
     case = BY_NAME[name]
     torch.manual_seed(0)
     stalls = Stalls()
@@ -135,7 +135,9 @@ def main() -> None:
     free, total = torch.cuda.mem_get_info()
     overhead = total - free - torch.cuda.memory_reserved()
     least = min(case.shares)
-    shares = [*SHARES, *([least] if all(abs(least - share) > FURTHER for share in SHARES) else [])]
+    shares = [float(share) for share in wanted]
+    if not shares:
+        shares = [*SHARES, *([least] if all(abs(least - share) > FURTHER for share in SHARES) else [])]
     inside("counting", None, step, stalls, plain["ms"])
     inside("ample", overhead + 2 * peak, step, stalls, plain["ms"])
     for share in shares:  # what dtrrun keeps free of a budget comes on top
