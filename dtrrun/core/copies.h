@@ -1,10 +1,11 @@
 // Which constants are worth copying before they change. For the reasons see `Copies` (mutation.h).
 #pragma once
 
+#include <deque>
 #include <map>
-#include <unordered_map>
 #include <unordered_set>
 
+#include "policy/table.h"
 #include "version.h"
 
 namespace dtrrun {
@@ -26,24 +27,23 @@ class Groups {
   // Returns the representative of the set that contains this version.
   const Version* of(const Version* one) {
     const Version* top = one;
-    while (const Version* upper = above(top)) top = upper;
+    while (const Version* upper = above_.find(number_of(top))) top = upper;
     while (one != top) {
-      const Version*& next = above_[one];
-      one = std::exchange(next, top);
+      const Version* next = above_.find(number_of(one));
+      if (next != top) above_.put(number_of(one), top);
+      one = next;
     }
     return top;
   }
   void join(const Version* one, const Version* other) {
     const Version *own = of(one), *others = of(other);
-    if (own != others) above_[own] = others;
+    if (own != others) above_.put(number_of(own), others);
   }
 
+  static int64_t number_of(const Version* one) { return reinterpret_cast<int64_t>(one); }
+
  private:
-  const Version* above(const Version* one) const {
-    auto found = above_.find(one);
-    return found == above_.end() ? nullptr : found->second;
-  }
-  std::unordered_map<const Version*, const Version*> above_;
+  Table<const Version> above_;
 };
 
 struct Weighed {
@@ -57,8 +57,10 @@ struct Weighed {
 inline Weighed weigh(const VersionList& versions, const Program& program) {
   Groups groups;
   std::vector<std::pair<const Version*, const Version*>> others;  // small constants, and what reads them
-  std::unordered_set<const Version*> weights, seen;
+  Table<const Version> weights;
   std::vector<const Version*> held, stack;
+  size_t seen = 0;
+  int64_t search = next_search();
   for (const Version* one : versions) {
     if (one->constant() || one->has_left() || !program.has_storage(one)) continue;
     held.push_back(one);
@@ -67,31 +69,39 @@ inline Weighed weigh(const VersionList& versions, const Program& program) {
       const Version* reader = stack.back();
       stack.pop_back();
       for (Node* node : reader->inputs()) {
-        const Version* source = as_version(node);
+        Version* source = as_version(node);
         if (source->constant()) {
           if (source->superseded || source->escaped || !source->resident) continue;  // it has been copied, or is lost
           if (is_weight(source)) {
-            weights.insert(source);
+            weights.put(Groups::number_of(source), source);
             groups.join(reader, source);
           } else if (source->nbytes <= SMALL_COPY) {
             others.emplace_back(source, reader);
           }
         } else if (!program.has(source)) {  // released
           groups.join(reader, source);
-          if (seen.insert(source).second) stack.push_back(source);
+          if (!newly_seen(source, search)) continue;
+          seen++;
+          stack.push_back(source);
         }
       }
     }
   }
-  std::unordered_map<const Version*, int64_t> balance;  // for each group: the bytes held minus four times those of its constants
-  for (const Version* one : held) balance[groups.of(one)] += one->nbytes;
   std::map<std::pair<const Version*, int64_t>, int64_t> read;
-  for (const Version* one : weights) read[{groups.of(one), one->key}] = one->nbytes;
+  weights.each([&](int64_t, const Version& one) { read[{groups.of(&one), one.key}] = one.nbytes; });
   for (auto [one, reader] : others) read[{groups.of(reader), one->key}] = one->nbytes;
-  for (const auto& [place, nbytes] : read) balance[place.first] -= nbytes << SHARE_SHIFT;
-  Weighed found{{}, versions.size() + seen.size()};
+  std::deque<int64_t> balances;  // for each group that has constants: the bytes held minus four times those of its constants
+  Table<int64_t> balance;
+  for (const auto& [place, nbytes] : read) {
+    int64_t group = Groups::number_of(place.first);
+    if (balance.find(group) == nullptr) balance.put(group, &balances.emplace_back(0));
+    *balance.find(group) -= nbytes << SHARE_SHIFT;
+  }
+  for (const Version* one : held)
+    if (int64_t* sum = balance.find(Groups::number_of(groups.of(one)))) *sum += one->nbytes;
+  Weighed found{{}, versions.size() + seen};
   for (const auto& [place, nbytes] : read)
-    if (balance[place.first] >= 0) found.keys.insert(place.second);
+    if (*balance.find(Groups::number_of(place.first)) >= 0) found.keys.insert(place.second);
   return found;
 }
 

@@ -129,7 +129,15 @@ PyObject* evict_window(PyObject*, PyObject* args) {
         blocks.push_back({0, 0, false});
       }
     }
-    return PyBool_FromLong(evict_window(core_of(ledger), blocks, wanted, at_most));
+    Core& core = core_of(ledger);
+    auto given = std::tuple(&core, &blocks, static_cast<int64_t>(wanted), static_cast<int64_t>(at_most), false);
+    core.backend->beneath(
+        [](void* all) {
+          auto& [core, blocks, wanted, at_most, done] = *static_cast<decltype(given)*>(all);
+          done = evict_window(*core, *blocks, wanted, at_most);
+        },
+        &given);
+    return PyBool_FromLong(std::get<bool>(given));
   });
 }
 

@@ -119,6 +119,12 @@ native(
      "rematerialization::a_perceptron_trains_in_two_fifths_of_its_peak"),
 )
 native(
+    "prices", "core/policy/prices.h",
+    ("what ages counts as less aged than it is",
+     "std::pow(std::ldexp(static_cast<double>(«high + 1»), left_out), exponent)", "high / 2",
+     "unit/fragmentation::as_good_as_trying_all_windows"),
+)
+native(
     "windows", "device_blocks.h",
     ("the window with the least bound is taken",
      "if («window.exact» && !is_taken(window))", "true",

@@ -247,10 +247,10 @@ native(
 )
 native(
     "copies", "core/copies.h",
-    ("copies cost nothing", "«balance[place.first] -= nbytes << SHARE_SHIFT;»", "",
+    ("copies cost nothing", "«*balance.find(group) -= nbytes << SHARE_SHIFT;»", "",
      "programs/programs::random_programs"),
     ("what has been released has no constants",
-     "«groups.join(reader, source);» if (seen.insert(source).second)", "",
+     "«groups.join(reader, source);» if (!newly_seen(source, search))", "",
      "programs/programs::random_programs"),
 )
 native(

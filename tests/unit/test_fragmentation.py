@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dtrrun
+from dtrrun.core.heuristics import STEADY
 from dtrrun.runtime.cuda.fragmentation import Block, fragmented_bytes
 
 FREE, FIXED = "free", "fixed"
@@ -131,7 +132,7 @@ def test_what_has_become_cheaper_is_found():
         assert blocks.evict(2, either) == (True, [1])
 
 
-@pytest.mark.parametrize("heuristic", ["h_dtr", "h_dtr_eq", "h_dtr_local", "msps"])
+@pytest.mark.parametrize("heuristic", ["h_dtr", "h_dtr_eq", "h_dtr_local", "msps", STEADY])
 def test_as_good_as_trying_all_windows(heuristic):
     """Whatever has been computed, read, released, evicted and brought back since the last search."""
     random = Random(5)
@@ -143,8 +144,8 @@ def test_as_good_as_trying_all_windows(heuristic):
             if block is FREE or block is FIXED or not blocks.version(block).resident:
                 return 0.0 if block is FREE else None
             version = blocks.version(block)
-            stale = 1 if heuristic == "msps" else max(ledger.clock - version.last_access, 1)
-            return policy.projected_cost(version) / stale
+            stale = max(ledger.clock - version.last_access, 1)
+            return policy.projected_cost(version) / stale ** {"msps": 0, STEADY: 0.6}.get(heuristic, 1)
 
         for _ in range(150):
             for _ in range(random.randint(0, 3)):

@@ -6,6 +6,9 @@
 // window. Bounds lie in a row, without pointers.
 #pragma once
 
+#include <cmath>
+#include <vector>
+
 #include "search.h"
 
 namespace dtrrun {
@@ -16,6 +19,36 @@ struct Priced {
   int64_t number;
   double share;         // a lower bound of its price at staleness 1
   int64_t last_access;  // or an earlier one
+};
+
+// Upper bounds of powers of whole numbers, from a table: a power takes longer than all else that a bound of a price needs.
+class Powers {
+ public:
+  // Returns number ** exponent, or at most a 64th more. number: above 0. exponent: above 0, at most 1.
+  double at_least(int64_t number, double exponent) {
+    if (exponent != exponent_) fill(exponent);
+    auto bits = static_cast<uint64_t>(number);
+    int left_out = std::max(63 - __builtin_clzll(bits) - KEPT, 0);  // of its lowest bits
+    return powers_[place_of(left_out, bits >> left_out)];
+  }
+
+ private:
+  static constexpr int KEPT = 6;  // bits after the highest one
+  static constexpr uint64_t FIRST = uint64_t{1} << KEPT;
+
+  // For numbers of at most KEPT + 1 bits, of which none is left out, there are twice as many places.
+  static size_t place_of(int left_out, uint64_t high) { return (static_cast<size_t>(left_out) << KEPT) + high; }
+  void fill(double exponent) {
+    exponent_ = exponent;
+    powers_.resize(place_of(64 - KEPT, FIRST));
+    for (uint64_t number = 1; number < 2 * FIRST; number++) powers_[number] = std::pow(static_cast<double>(number), exponent);
+    for (int left_out = 1; left_out < 64 - KEPT; left_out++)
+      for (uint64_t high = FIRST; high < 2 * FIRST; high++)
+        powers_[place_of(left_out, high)] = std::pow(std::ldexp(static_cast<double>(high + 1), left_out), exponent);
+  }
+
+  double exponent_ = 0;  // 0: the table is not there yet
+  std::vector<double> powers_;
 };
 
 class Prices {
@@ -45,9 +78,10 @@ class Prices {
     return all_;
   }
   // Returns a lower bound of a node's price.
-  double at_least(const Priced& one, int64_t now) const {
-    bool ages = heuristic_.staleness || heuristic_.function;
-    double aged = ages ? heuristic_.aged(std::max<int64_t>(now - one.last_access, 1)) : 1;
+  double at_least(const Priced& one, int64_t now) {
+    if (!heuristic_.staleness && !heuristic_.function) return one.share * Search::ROUNDING;
+    int64_t since = std::max<int64_t>(now - one.last_access, 1);
+    double aged = heuristic_.exponent == 1 ? static_cast<double>(since) : powers_.at_least(since, heuristic_.exponent);
     return one.share / aged * Search::ROUNDING;
   }
   // Returns the node, or null if it is not in the pool any more.
@@ -114,6 +148,7 @@ class Prices {
   Neighbourhood& neighbourhood_;
   const Search& search_;
   const Heuristic& heuristic_;
+  Powers powers_;
   std::vector<Priced> all_, merged_;  // by address; the latter is empty, or of no interest
   int64_t known_ = 0;                 // how many nodes had been inserted into the pool
 };

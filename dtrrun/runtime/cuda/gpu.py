@@ -112,7 +112,7 @@ class Gpu:
         return [*([] if is_asked else [REFUSALS]), *([] if calls_back else [FLUSHES])]
 
     def is_current(self) -> bool:
-        return bool(torch.cuda.current_device() == self.index)
+        return bool(_C._cuda_getDevice() == self.index)
 
     def uuid(self) -> str:
         """Return the driver's identifier of the device, independent of CUDA's numbering."""

@@ -314,7 +314,7 @@ class Retry:
         if reserved + growth <= cap:
             return  # it maps more
         started, evictions = now_ns(), self._dtr.eviction.evictions
-        with self._callbacks.lock, (guard := below()), guard:
+        with self._callbacks.lock:
             self._ledger.collect_dead()
             self.accounts.searched(max(self._ledger.limit - self._ledger.resident_bytes, 0))
             self._make_room(nbytes, reserved, growth, cap)
@@ -334,13 +334,17 @@ class Retry:
         if self._evict_window(nbytes, REST * flush_ns(returnable + max(lacking, 0), growth)) or lacking <= 0:
             return
         for _ in range(ROUNDS):
-            if not self._dtr.eviction.release(lacking):
+            if not self._release_anywhere(lacking):
                 break
             lacking = reserved - self.gpu.returnable(self.native) + growth - cap
             if lacking <= 0:
                 return
         if not self._evict_window(nbytes):
-            self._dtr.eviction.release(nbytes)
+            self._release_anywhere(nbytes)
+
+    def _release_anywhere(self, nbytes: int) -> bool:
+        with (guard := below()), guard:
+            return bool(self._dtr.eviction.release(nbytes))
 
     def did_without(self) -> None:
         """Note that a library has done without memory, as it may from now on in this process."""

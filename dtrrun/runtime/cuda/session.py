@@ -176,6 +176,9 @@ class Cuda:
             return part._retry.relieve(nbytes, attempt)
 
     def _before_flush(self, nbytes: int) -> None:
+        if len(self.parts) == 1:  # the usual case, and often
+            self._retry.before_flush(nbytes)
+            return
         part = self._current()
         with self.ledger.on(part.place):
             part._retry.before_flush(nbytes)
