@@ -119,7 +119,8 @@ def core() -> Path:
     if not compiling.digest_of(target):
         KEPT.mkdir(parents=True, exist_ok=True)
         unfinished = KEPT / "unfinished-core.so"
-        compile(compiling.core(sysconfig.get_path("include"), whole=True), unfinished)
+        headers = sysconfig.get_path("include"), building.pybind11_headers()
+        compile(compiling.core(*headers, whole=True), unfinished)
         unfinished.rename(target)
     return target
 

@@ -28,7 +28,10 @@ def check(unit: compiling.Unit) -> str:
 
 
 def main() -> None:
-    recipes = build.recipe(whole=False), compiling.core(building.python_headers(), whole=False)
+    recipes = (
+        build.recipe(whole=False),
+        compiling.core(building.python_headers(), building.pybind11_headers(), whole=False),
+    )
     units = {unit.files: unit for recipe in recipes for unit in recipe.units}.values()
     with ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
         found = [text for text in pool.map(check, units) if text]

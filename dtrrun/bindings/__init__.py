@@ -66,7 +66,7 @@ def build(target: Path, say: Callable[[str], None]) -> Path:
 
 
 def _recipe(whole: bool) -> compiling.Recipe:
-    return compiling.core(building.python_headers(), whole)
+    return compiling.core(building.python_headers(), building.pybind11_headers(), whole)
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 
 #include "../core/history.h"
 #include "../core/operator.h"
+#include "bind.h"
 #include "policy.h"
 #include "signature.h"
 #include "tallies.h"

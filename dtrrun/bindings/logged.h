@@ -152,91 +152,79 @@ struct LoggedInstruction {
   size_t place = 0;  // in `LoggedProgram::operators`
   int64_t number = 0, nbytes = 0;  // of a storage
   int64_t plain_cost = 0;  // ns
-  Ref facts{};  // of a constant or an event
-  Ref text{};  // of an event
+  py::object facts{};  // of a constant or an event
+  py::object text{};  // of an event
 };
 
 // -- reading facts ----------------------------------------------------------------------------------------------
 
-// Returns a fact, borrowed; null if there is none of this name.
-inline PyObject* fact(PyObject* facts, const char* name) { return PyDict_GetItemString(facts, name); }
-inline bool is_fact(PyObject* facts, const char* name) {
-  PyObject* found = fact(facts, name);
-  return found != nullptr && PyObject_IsTrue(found) == 1;
+// Returns a fact; an empty handle if there is none of this name.
+inline py::handle fact(py::handle facts, const char* name) { return PyDict_GetItemString(facts.ptr(), name); }
+inline bool is_fact(py::handle facts, const char* name) {
+  py::handle found = fact(facts, name);
+  return found && PyObject_IsTrue(found.ptr()) == 1;
 }
-[[noreturn]] inline void raise_key_error(const char* name) {
-  PyErr_SetString(PyExc_KeyError, name);
-  raise();
+// Returns a number. Raises TypeError for anything else, also for what could be converted.
+inline int64_t number_of(py::handle object) {
+  if (!PyLong_Check(object.ptr())) throw py::type_error("a number is wanted");
+  return as_number(object.ptr());
 }
-inline int64_t number_of(PyObject* object) {
-  if (!PyLong_Check(object)) {
-    PyErr_SetString(PyExc_TypeError, "a number is wanted");
-    raise();
-  }
-  return as_number(object);
-}
-inline int64_t number_fact(PyObject* facts, const char* name) {
-  PyObject* found = fact(facts, name);
-  if (found == nullptr) raise_key_error(name);
+inline int64_t number_fact(py::handle facts, const char* name) {
+  py::handle found = fact(facts, name);
+  if (!found) throw py::key_error(name);
   return number_of(found);
 }
 // Returns the device of an operator or of a storage.
-inline int64_t device_fact(PyObject* facts) { return fact(facts, "device") == nullptr ? 0 : number_fact(facts, "device"); }
-// Calls `function` with each item of a fact that is a list, if there is one of this name.
+inline int64_t device_fact(py::handle facts) { return fact(facts, "device") ? number_fact(facts, "device") : 0; }
+// Calls `function` with each item of a list.
 template <class Function>
-void each_fact(PyObject* facts, const char* name, const Function& function) {
-  PyObject* found = fact(facts, name);
-  if (found == nullptr) return;
-  Ref items = checked(PySequence_Fast(found, "a list is wanted"));
-  for (PyObject* one : Items(items.get())) function(one);
+void each_of(py::handle list, const Function& function) {
+  Ref items = checked(PySequence_Fast(list.ptr(), "a list is wanted"));
+  for (PyObject* one : Items(items.get())) function(py::handle(one));
+}
+// The same for a fact, if there is one of this name.
+template <class Function>
+void each_fact(py::handle facts, const char* name, const Function& function) {
+  if (py::handle found = fact(facts, name)) each_of(found, function);
 }
 template <class Number>
-std::vector<Number> numbers_fact(PyObject* facts, const char* name) {
+std::vector<Number> numbers_fact(py::handle facts, const char* name) {
   std::vector<Number> found;
-  each_fact(facts, name, [&](PyObject* one) { found.push_back(static_cast<Number>(number_of(one))); });
+  each_fact(facts, name, [&](py::handle one) { found.push_back(static_cast<Number>(number_of(one))); });
   return found;
 }
 
-inline LoggedOperator read_operator(PyObject* signature, PyObject* again, int64_t cost, PyObject* facts) {
+inline LoggedOperator read_operator(Ref signature, Ref again, int64_t cost, py::handle facts) {
   LoggedOperator made{};
-  made.signature = Ref::copy(signature);
-  made.again = Ref::copy(again);
+  made.signature = std::move(signature);
+  made.again = std::move(again);
   made.cost = cost;
-  if (fact(facts, "in") == nullptr) raise_key_error("in");
+  if (!fact(facts, "in")) throw py::key_error("in");
   made.inputs = numbers_fact<int64_t>(facts, "in");
   made.taken = numbers_fact<int64_t>(facts, "taken");
   made.leaves = numbers_fact<size_t>(facts, "leaves");
   made.statistics = numbers_fact<size_t>(facts, "statistics");
   auto check_hole = [&](size_t hole) {
-    if (hole < made.inputs.size()) return hole;
-    PyErr_SetString(PyExc_IndexError, "a hole that there is not");
-    raise();
+    if (hole >= made.inputs.size()) throw py::index_error("a hole that there is not");
+    return hole;
   };
   for (size_t hole : made.leaves) check_hole(hole);
   for (size_t hole : made.statistics) check_hole(hole);
-  each_fact(facts, "written", [&](PyObject* holes) {
+  each_fact(facts, "written", [&](py::handle holes) {
     std::vector<size_t> its;
-    Ref items = checked(PySequence_Fast(holes, "a list is wanted"));
-    for (PyObject* one : Items(items.get())) its.push_back(check_hole(static_cast<size_t>(number_of(one))));
+    each_of(holes, [&](py::handle one) { its.push_back(check_hole(static_cast<size_t>(number_of(one)))); });
     if (its.empty()) check_hole(made.inputs.size());
     made.written.push_back(std::move(its));
   });
-  each_fact(facts, "overwritten", [&](PyObject* pair) {
-    long long place, nbytes;
-    if (!PyArg_ParseTuple(checked(PySequence_Tuple(pair)).get(), "LL", &place, &nbytes)) raise();
+  each_fact(facts, "overwritten", [&](py::handle pair) {
+    auto [place, nbytes] = pair.cast<std::tuple<int64_t, int64_t>>();
     made.overwritten.emplace_back(static_cast<size_t>(place), nbytes);
   });
-  if (PyObject* sizes = fact(facts, "resized")) {
-    PyObject *hole, *nbytes;
-    for (Py_ssize_t place = 0; PyDict_Check(sizes) && PyDict_Next(sizes, &place, &hole, &nbytes);) {
-      Ref number = checked(PyLong_FromUnicodeObject(hole, 10));
-      made.resized.emplace_back(static_cast<size_t>(as_number(number.get())), number_of(nbytes));
-    }
-  }
-  each_fact(facts, "out", [&](PyObject* output) {
-    long long where, number, nbytes;
-    const char* kind;
-    if (!PyArg_ParseTuple(checked(PySequence_Tuple(output)).get(), "LLLs", &where, &number, &nbytes, &kind)) raise();
+  if (py::handle sizes = fact(facts, "resized"); sizes && PyDict_Check(sizes.ptr()))
+    for (auto [hole, nbytes] : py::reinterpret_borrow<py::dict>(sizes))
+      made.resized.emplace_back(py::int_(py::str(hole)).cast<size_t>(), number_of(nbytes));
+  each_fact(facts, "out", [&](py::handle output) {
+    auto [where, number, nbytes, kind] = output.cast<std::tuple<int64_t, int64_t, int64_t, std::string>>();
     made.made.push_back({where, number, nbytes, as_kind(kind)});
   });
   made.device = device_fact(facts);
@@ -276,123 +264,23 @@ struct LoggedProgram {
   }
 };
 
-// -- for Python -------------------------------------------------------------------------------------------------
-
-struct LoggedProgramObject {
-  PyObject_HEAD
-  LoggedProgram* program;
-};
-
-inline PyTypeObject* logged_program_type = nullptr;
-
-inline LoggedProgram& program_of(PyObject* self) { return *reinterpret_cast<LoggedProgramObject*>(self)->program; }
-
-inline PyTypeObject* make_logged_program_type(const std::string& module) {
-  auto create = [](PyTypeObject* type, PyObject* args, PyObject*) -> PyObject* {
-    long long launch_ns = 0, bytes_per_ns = 0;
-    if (!PyArg_ParseTuple(args, "|LL", &launch_ns, &bytes_per_ns)) return nullptr;
-    PyObject* made = type->tp_alloc(type, 0);
-    if (made == nullptr) return nullptr;
-    reinterpret_cast<LoggedProgramObject*>(made)->program = new LoggedProgram;
-    program_of(made).launch_ns = launch_ns;
-    program_of(made).bytes_per_ns = bytes_per_ns;
-    return made;
-  };
-  static PyMethodDef methods[] = {
-      {"add_operator",
-       [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *signature, *again, *facts;
-         long long cost;
-         int fails;
-         if (!PyArg_ParseTuple(args, "O!O!LO!p", signature_type, &signature, signature_type, &again, &cost, &PyDict_Type, &facts,
-                               &fails))
-           return nullptr;
-         return done([&] {
-           LoggedProgram& program = program_of(self);
-           LoggedInstruction one{fails ? LoggedInstruction::FAILED : LoggedInstruction::OPERATOR};
-           one.place = program.operators.size();
-           one.plain_cost = fails || is_fact(facts, "view") ? 0 : cost;  // views come back with their storage
-           program.operators.push_back(read_operator(signature, again, cost, facts));
-           program.instructions.push_back(std::move(one));
-         });
-       },
-       METH_VARARGS,
-       "add_operator(signature, again, cost, facts, fails): signature, again: of the call, and of its replays. cost: ns. fails: the "
-       "operator raises an error."},
-      {"add_release",
-       [](PyObject* self, PyObject* number) -> PyObject* {
-         return done([&] {
-           LoggedInstruction one{LoggedInstruction::RELEASE};
-           one.number = number_of(number);
-           program_of(self).instructions.push_back(std::move(one));
-         });
-       },
-       METH_O, "add_release(number): the program releases a storage."},
-      {"add_constant",
-       [](PyObject* self, PyObject* args) -> PyObject* {
-         long long nbytes;
-         PyObject* facts;
-         if (!PyArg_ParseTuple(args, "LO!", &nbytes, &PyDict_Type, &facts)) return nullptr;
-         return done([&] {
-           LoggedInstruction one{LoggedInstruction::CONSTANT};
-           one.nbytes = nbytes;
-           one.number = number_fact(facts, "storage");
-           one.facts = Ref::copy(facts);
-           program_of(self).instructions.push_back(std::move(one));
-         });
-       },
-       METH_VARARGS, "add_constant(nbytes, facts): a storage that no operator of the log has made."},
-      {"add_event",
-       [](PyObject* self, PyObject* args) -> PyObject* {
-         PyObject *text, *facts;
-         if (!PyArg_ParseTuple(args, "OO", &text, &facts)) return nullptr;
-         return done([&] {
-           LoggedInstruction one{LoggedInstruction::EVENT};
-           one.text = Ref::copy(text);
-           one.facts = Ref::copy(facts);
-           program_of(self).instructions.push_back(std::move(one));
-         });
-       },
-       METH_VARARGS, "add_event(text, facts): something else."},
-      {"add_nothing",
-       [](PyObject* self, PyObject*) -> PyObject* {
-         return done([&] { program_of(self).instructions.push_back(LoggedInstruction{LoggedInstruction::EVENT}); });
-       },
-       METH_NOARGS, "An instruction that tells nothing."},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  PyType_Slot slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(+create)},
-      {Py_tp_dealloc,
-       reinterpret_cast<void*>(deallocate_owner<LoggedProgramObject, LoggedProgram, &LoggedProgramObject::program>)},
-      {Py_tp_methods, methods},
-      {Py_tp_doc,
-       const_cast<char*>("LoggedProgram(launch_ns=0, bytes_per_ns=0): a log of `dtrrun record`, whose runs need not read it "
-                         "again. launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")},
-      {0, nullptr},
-  };
-  static std::string name = module + ".LoggedProgram";
-  PyType_Spec spec = {name.c_str(), sizeof(LoggedProgramObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-}
-
 // One run of a log: its storages by number, and how far it has got.
-struct LoggedRunObject {
-  PyObject_HEAD
-  PyObject *program, *ledger, *events, *watch;
-  std::unordered_map<int64_t, StorageRef>* contents;
-  int64_t place, plain_ns;
+class LoggedRun {
+ public:
+  py::object ledger, events, watch = py::none();
+  std::unordered_map<int64_t, StorageRef> contents;
+  int64_t place = 0, plain_ns = 0;
 
-  static void end(PyObject* self) { delete std::exchange(reinterpret_cast<LoggedRunObject*>(self)->contents, nullptr); }
+  LoggedRun(const LoggedProgram& program, py::object ledger, py::object events, double limit)
+      : ledger(std::move(ledger)), events(std::move(events)), program_(program), core_(core_of(this->ledger.ptr())) {
+    static_cast<StandIns&>(*core_.backend).limit = limit;
+  }
 
   Version* version(int64_t number) const {
-    auto found = contents->find(number);
+    auto found = contents.find(number);
     Version* version =
-        found == contents->end() ? nullptr : core_of(ledger).ledger.versions.find(reinterpret_cast<int64_t>(found->second.get()));
-    if (version == nullptr) {
-      PyErr_Format(PyExc_KeyError, "%lld", static_cast<long long>(number));
-      raise();
-    }
+        found == contents.end() ? nullptr : core_.ledger.versions.find(reinterpret_cast<int64_t>(found->second.get()));
+    if (version == nullptr) throw py::key_error(std::to_string(number));
     return version;
   }
   std::vector<Version*> versions(const std::vector<int64_t>& numbers) const {
@@ -402,27 +290,29 @@ struct LoggedRunObject {
   }
 
   void go() {
-    for (; place < static_cast<int64_t>(program_of(program).instructions.size()); place++)
-      step(program_of(program).instructions[static_cast<size_t>(place)]);
+    for (; place < static_cast<int64_t>(program_.instructions.size()); place++)
+      step(program_.instructions[static_cast<size_t>(place)]);
   }
+
+ private:
   void step(const LoggedInstruction& one) {
     plain_ns += one.plain_cost;
     switch (one.kind) {
       case LoggedInstruction::OPERATOR:
-        if (!run_in_parts(program_of(program).operators[one.place])) run(program_of(program).operators[one.place]);
+        if (!run_in_parts(program_.operators[one.place])) run(program_.operators[one.place]);
         return;
-      case LoggedInstruction::FAILED: return fail(program_of(program).operators[one.place]);
+      case LoggedInstruction::FAILED: return fail(program_.operators[one.place]);
       case LoggedInstruction::RELEASE:
-        if (contents->erase(one.number) == 0) version(one.number);  // raises
+        if (contents.erase(one.number) == 0) version(one.number);  // raises
         return;
       case LoggedInstruction::CONSTANT: return enter_constant(one);
       case LoggedInstruction::EVENT:
-        if (one.text) checked(PyObject_CallFunctionObjArgs(events, one.text.get(), one.facts.get(), nullptr));
+        if (one.text) events(one.text, one.facts);
     }
   }
   // Runs an operator in parts, if a session would (`native/split_lists.h`). Returns whether it has done so.
   bool run_in_parts(const LoggedOperator& of) {
-    Ledger& accounts = core_of(ledger).ledger;
+    Ledger& accounts = core_.ledger;
     if (of.lists.empty() || !accounts.tier) return false;
     accounts.collect_dead();
     std::vector<Version*> all = versions(of.inputs);
@@ -447,25 +337,24 @@ struct LoggedRunObject {
     for (size_t end : ends) {
       int64_t its = common;
       for (size_t place = begin; place < end; place++) its += nbytes[place];
-      run(part_of(of, begin, end, program_of(program).cost_of_part(of, its, total)));
+      run(part_of(of, begin, end, program_.cost_of_part(of, its, total)));
       begin = end;
     }
     return true;
   }
   void run(const LoggedOperator& of) {
-    Core& core = core_of(ledger);
-    Ledger::Using now(core.ledger, of.device);
-    core.ledger.collect_dead();
+    Ledger::Using now(core_.ledger, of.device);
+    core_.ledger.collect_dead();
     if (of.is_short) {  // a view that is in memory
       Version* first = version(of.inputs.at(0));
       if (first->resident || of.untouching) {
-        first->last_access = core.ledger.clock;
-        core.ledger.age++;
+        first->last_access = core_.ledger.clock;
+        core_.ledger.age++;
         return;
       }
     }
     LoggedCall call(of, versions(of.inputs));
-    admit(core, of, call);
+    admit(of, call);
     for (int64_t number : of.taken) call.handed_out.emplace_back(version(number));
     std::vector<NewStorage> made;
     for (const auto& one : of.made) {
@@ -473,104 +362,120 @@ struct LoggedRunObject {
                     : one.kind == NewStorage::FOREIGN ? Place::FOREIGN_MEMORY
                                                       : Place::OURS;
       StorageRef content = new_content(one.nbytes, where, of.device);
-      (*contents)[one.number] = content;
+      contents[one.number] = content;
       made.push_back({one.where, content.get(), one.kind});
     }
     if (of.fixes)
       for (Version* one : call.versions) one->fixed = true;
-    core.operators.finish(call, made, !of.sparse);
+    core_.operators.finish(call, made, !of.sparse);
     if (of.fixes)
       for (const auto& one : of.made) version(one.number)->fixed = true;
-    if (watch == nullptr || watch == Py_None || of.view) return;
-    Ref name = attribute(operator_of(call.signature), "name"), list = checked(PyList_New(0));
-    for (Version* one : call.versions)
-      if (PyList_Append(list.get(), as_object(one).get()) < 0) raise();
-    checked(PyObject_CallFunction(watch, "OLO", name.get(), static_cast<long long>(of.cost), list.get()));
+    if (!watch.is_none() && !of.view) watch(py::handle(operator_of(call.signature)).attr("name"), of.cost, call.versions);
   }
   void fail(const LoggedOperator& of) {
-    Core& core = core_of(ledger);
-    Ledger::Using now(core.ledger, of.device);
-    core.ledger.collect_dead();
+    Ledger::Using now(core_.ledger, of.device);
+    core_.ledger.collect_dead();
     LoggedCall call(of, versions(of.inputs));
-    admit(core, of, call);
-    core.operators.fail(call);
+    admit(of, call);
+    core_.operators.fail(call);
   }
-  static void admit(Core& core, const LoggedOperator& of, LoggedCall& call) {
+  void admit(const LoggedOperator& of, LoggedCall& call) {
     for (size_t hole : of.leaves)
       if (call.versions[hole]->pin == nullptr) call.versions[hole]->pin = pins::PARAMETER;
-    core.operators.admit(call);
+    core_.operators.admit(call);
   }
   void enter_constant(const LoggedInstruction& one) {
-    Core& core = core_of(ledger);
-    Pin pin = as_pin(fact(one.facts.get(), "pin"));
-    core.ledger.collect_dead();
+    Pin pin = as_pin(fact(one.facts, "pin").ptr());
+    core_.ledger.collect_dead();
     StorageRef content = new_content(one.nbytes,
                                      pin == pins::OTHER_DEVICE     ? Place::OTHER_DEVICE
                                      : pin == pins::FOREIGN_MEMORY ? Place::FOREIGN_MEMORY
                                                                    : Place::OURS,
-                                     device_fact(one.facts.get()));
-    (*contents)[one.number] = content;
-    VersionRef version = core.operators.adopt(content.get(), pins::CONSTANT);
+                                     device_fact(one.facts));
+    contents[one.number] = content;
+    VersionRef version = core_.operators.adopt(content.get(), pins::CONSTANT);
     version->pin = pin;
-    version->escaped = is_fact(one.facts.get(), "exposed");
+    version->escaped = is_fact(one.facts, "exposed");
   }
+
+  const LoggedProgram& program_;
+  Core& core_;
 };
 
-inline LoggedRunObject* as_run(PyObject* self) { return reinterpret_cast<LoggedRunObject*>(self); }
+// -- for Python -------------------------------------------------------------------------------------------------
 
-inline PyTypeObject* make_logged_run_type(const std::string& module) {
-  using R = LoggedRunObject;
-  auto create = [](PyTypeObject* type, PyObject* args, PyObject*) -> PyObject* {
-    PyObject *program, *ledger, *events;
-    double limit;
-    if (!PyArg_ParseTuple(args, "O!O!Od", logged_program_type, &program, ledger_type, &ledger, &events, &limit)) return nullptr;
-    static_cast<StandIns&>(*core_of(ledger).backend).limit = limit;
-    PyObject* made = type->tp_alloc(type, 0);
-    if (made == nullptr) return nullptr;
-    as_run(made)->program = Ref::copy(program).release();
-    as_run(made)->ledger = Ref::copy(ledger).release();
-    as_run(made)->events = Ref::copy(events).release();
-    as_run(made)->contents = new std::unordered_map<int64_t, StorageRef>;
-    return made;
-  };
-  static PyMethodDef methods[] = {
-      {"go", [](PyObject* self, PyObject*) -> PyObject* { return done([&] { as_run(self)->go(); }); }, METH_NOARGS,
-       "Run all instructions. Raises what an operator or an event raises."},
-      {"version",
-       [](PyObject* self, PyObject* number) -> PyObject* {
-         return guarded([&] { return as_object(as_run(self)->version(number_of(number))).release(); });
-       },
-       METH_O, "version(number): that of a storage now. Raises KeyError."},
-      {"put",
-       [](PyObject* self, PyObject* args) -> PyObject* {
-         long long number;
-         PyObject* content;
-         if (!PyArg_ParseTuple(args, "LO!", &number, content_type, &content)) return nullptr;
-         return done([&] { (*as_run(self)->contents)[number] = as_storage(content); });
-       },
-       METH_VARARGS, "put(number, content): a storage is in the program."},
-      {"content",
-       [](PyObject* self, PyObject* number) -> PyObject* {
-         return guarded([&] {
-           auto found = as_run(self)->contents->find(number_of(number));
-           if (found == as_run(self)->contents->end()) raise_key_error("no such storage");
-           return as_object(found->second).release();
-         });
-       },
-       METH_O, "content(number): the stand-in of a storage. Raises KeyError."},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  static PyMemberDef members[] = {
-      {"place", T_LONGLONG, offsetof(R, place), READONLY, nullptr},
-      {"plain_ns", T_LONGLONG, offsetof(R, plain_ns), READONLY, nullptr},
-      {"watch", T_OBJECT, offsetof(R, watch), 0, nullptr},
-      {nullptr, 0, 0, 0, nullptr},
-  };
-  return Base<R, &R::program, &R::ledger, &R::events, &R::watch>::make(
-      module + ".LoggedRun", create, members, methods, nothing_computed,
-      "LoggedRun(program, ledger, events, limit): `events(text, facts)` is called for what is no operator. limit: ns that may be "
-      "recomputed; beyond that, the executor is told to stop. watch: called with the name, the "
-      "cost and the versions of each operator that has run.");
+inline Ref signature_in(py::handle given) {
+  if (!PyObject_TypeCheck(given.ptr(), signature_type)) throw py::type_error("a Signature of this extension is wanted");
+  return Ref::copy(given.ptr());
+}
+
+inline void bind_logged(py::module_& module) {
+  using I = LoggedInstruction;
+  py::class_<LoggedProgram>(module, "LoggedProgram", ITS_OWN,
+                            "A log of `dtrrun record`, whose runs need not read it again.\n\n"
+                            "launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")
+      .def(py::init([](int64_t launch_ns, int64_t bytes_per_ns) { return LoggedProgram{{}, {}, launch_ns, bytes_per_ns}; }),
+           "launch_ns"_a = 0, "bytes_per_ns"_a = 0)
+      .def(
+          "add_operator",
+          [](LoggedProgram& self, py::handle signature, py::handle again, int64_t cost, const py::dict& facts, bool fails) {
+            bool is_free = fails || is_fact(facts, "view");  // views come back with their storage
+            I one{fails ? I::FAILED : I::OPERATOR, self.operators.size(), 0, 0, is_free ? 0 : cost};
+            self.operators.push_back(read_operator(signature_in(signature), signature_in(again), cost, facts));
+            self.instructions.push_back(std::move(one));
+          },
+          "signature, again: of the call, and of its replays. cost: ns. fails: the operator raises an error.")
+      .def(
+          "add_release",
+          [](LoggedProgram& self, py::handle number) { self.instructions.push_back({I::RELEASE, 0, number_of(number)}); },
+          "The program releases a storage.")
+      .def(
+          "add_constant",
+          [](LoggedProgram& self, int64_t nbytes, const py::dict& facts) {
+            self.instructions.push_back({I::CONSTANT, 0, number_fact(facts, "storage"), nbytes, 0, facts});
+          },
+          "A storage that no operator of the log has made.")
+      .def(
+          "add_event",
+          [](LoggedProgram& self, const py::object& text, const py::object& facts) {
+            self.instructions.push_back({I::EVENT, 0, 0, 0, 0, facts, text});
+          },
+          "Something else.")
+      .def(
+          "add_nothing", [](LoggedProgram& self) { self.instructions.push_back({I::EVENT}); },
+          "An instruction that tells nothing.");
+  py::class_<LoggedRun>(
+      module, "LoggedRun", ITS_OWN, collected<LoggedRun, &LoggedRun::ledger, &LoggedRun::events, &LoggedRun::watch>(),
+      "events: called as events(text, facts) for what is no operator. limit: ns that may be recomputed; beyond\n"
+      "that, the executor is told to stop. watch: called with the name, the cost and the versions of each\n"
+      "operator that has run.")
+      .def(py::init([](const LoggedProgram& program, py::object ledger, py::object events, double limit) {
+             if (!PyObject_TypeCheck(ledger.ptr(), ledger_type)) throw py::type_error("a Ledger of this extension is wanted");
+             return std::make_unique<LoggedRun>(program, std::move(ledger), std::move(events), limit);
+           }),
+           py::keep_alive<1, 2>())
+      .def("go", &LoggedRun::go, "Run all instructions. Raises what an operator or an event raises.")
+      .def(
+          "version", [](const LoggedRun& self, py::handle number) { return self.version(number_of(number)); },
+          "Return that of a storage now. Raises KeyError.")
+      .def(
+          "put",
+          [](LoggedRun& self, int64_t number, py::handle content) {
+            if (Py_TYPE(content.ptr()) != content_type) throw py::type_error("a Content is wanted");
+            self.contents[number] = as_storage(content.ptr());
+          },
+          "A storage is in the program.")
+      .def(
+          "content",
+          [](const LoggedRun& self, py::handle number) {
+            auto found = self.contents.find(number_of(number));
+            if (found == self.contents.end()) throw py::key_error("no such storage");
+            return found->second;
+          },
+          "Return the stand-in of a storage. Raises KeyError.")
+      .def_readonly("place", &LoggedRun::place)
+      .def_readonly("plain_ns", &LoggedRun::plain_ns)
+      .def_readwrite("watch", &LoggedRun::watch);
 }
 
 }  // namespace dtrrun

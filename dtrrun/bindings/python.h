@@ -76,15 +76,6 @@ PyObject* guarded(const Function& function) {
   }
 }
 
-// Deallocates a Python object that owns a C++ object and is not tracked by the garbage collector.
-template <class Object, class Owned, Owned* Object::* owned>
-void deallocate_owner(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  delete (reinterpret_cast<Object*>(self)->*owned);
-  type->tp_free(self);
-  Py_DECREF(type);
-}
-
 template <class Refs>
 Ref as_tuple(const Refs& all) {
   Ref tuple = checked(PyTuple_New(static_cast<Py_ssize_t>(all.size())));

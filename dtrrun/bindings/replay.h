@@ -25,40 +25,7 @@ class ReplayedForesight final : public RecordedForesight {
   mutable std::vector<PyObject*> uses_;  // by storage
 };
 
-struct ReplayObject {
-  PyObject_HEAD
-  Replay* replay;
-};
-
-inline Replay& replay_of(PyObject* self) { return *reinterpret_cast<ReplayObject*>(self)->replay; }
-
-// Converts the number of a storage or an operator from Python. Raises out_of_range if it can't be one.
-inline Replay::Number as_place(PyObject* object) {
-  int64_t found = as_number(object);
-  if (found == -1 && PyErr_Occurred()) raise();
-  if (found < 0 || found > UINT32_MAX) throw std::out_of_range("no storage or operator has this number");
-  return static_cast<Replay::Number>(found);
-}
-inline Replay::Numbers as_places(PyObject* sequence) {
-  Ref items = checked(PySequence_Fast(sequence, "numbers must be a sequence"));
-  Replay::Numbers found;
-  for (PyObject* one : Items(items.get())) found.push_back(as_place(one));
-  return found;
-}
-inline int64_t as_amount(PyObject* object) {
-  int64_t found = as_number(object);
-  if (found == -1 && PyErr_Occurred()) raise();
-  return found;
-}
-inline std::string as_text(PyObject* object) {
-  const char* text = PyUnicode_AsUTF8(object);
-  if (text == nullptr) raise();
-  return text;
-}
-inline PyObject* as_object(Status status) {
-  static const char* names[] = {"ok", "oom", "thrash"};
-  return PyUnicode_FromString(names[static_cast<int>(status)]);
-}
+inline const char* name_of(Status status) { return std::array{"ok", "oom", "thrash"}[static_cast<size_t>(status)]; }
 
 inline DeallocationPolicy as_deallocation(const std::string& name) {
   if (name == "eager") return DeallocationPolicy::EAGER;
@@ -67,227 +34,103 @@ inline DeallocationPolicy as_deallocation(const std::string& name) {
   throw std::invalid_argument(name + " is no way of deallocation");
 }
 
-inline Replay::Observer as_observer(PyObject* given) {
-  if (given == Py_None) return nullptr;
-  auto observer = std::make_shared<Ref>(Ref::copy(given));
+inline Replay::Observer as_observer(const py::object& observer) {
+  if (observer.is_none()) return nullptr;
   return [observer](Replay::Event event, Replay::Number number) {
-    static const char* names[] = {"run", "compute", "evict"};
-    checked(PyObject_CallFunction(observer->get(), "sI", names[static_cast<int>(event)], number));
+    observer(std::array{"run", "compute", "evict"}[static_cast<size_t>(event)], number);
   };
 }
 
-inline PyObject* new_replay(PyTypeObject* type, PyObject* args, PyObject* named) {
-  PyObject *heuristic, *budget, *observer;
-  const char* deallocation;
-  int latest, scan, requeue;
-  double limit;
-  static const char* names[] = {"heuristic", "budget", "limit", "latest", "scan", "requeue", "deallocation", "observer", nullptr};
-  if (!PyArg_ParseTupleAndKeywords(args, named, "OOdpppsO", const_cast<char**>(names), &heuristic, &budget, &limit, &latest,
-                                   &scan, &requeue, &deallocation, &observer))
-    return nullptr;
-  return guarded([&]() -> PyObject* {
-    Replay::Options options{budget == Py_None ? INT64_MAX : as_amount(budget), limit, requeue != 0,
-                            as_deallocation(deallocation)};
-    Policy::Options search;
-    search.latest = latest != 0;
-    search.scan = scan != 0;
-    auto made = std::make_unique<Replay>(as_heuristic(heuristic), std::move(search), options, as_observer(observer));
-    Ref self = checked(type->tp_alloc(type, 0));
-    reinterpret_cast<ReplayObject*>(self.get())->replay = made.release();
-    return self.release();
-  });
+inline std::unique_ptr<Replay> make_replay(py::handle heuristic, std::optional<int64_t> budget, double limit, bool latest,
+                                           bool scan, bool requeue, const std::string& deallocation, const py::object& observer) {
+  Replay::Options options{budget.value_or(INT64_MAX), limit, requeue, as_deallocation(deallocation)};
+  return std::make_unique<Replay>(as_heuristic(heuristic.ptr()), Policy::Options{latest, scan, 0, nullptr}, options,
+                                  as_observer(observer));
 }
 
-struct ScheduleObject {
-  PyObject_HEAD
-  Replay::Schedule* schedule;
-};
-
-inline PyTypeObject* schedule_type = nullptr;
-
-inline PyObject* new_schedule(PyTypeObject* type, PyObject* args, PyObject*) {
-  PyObject *nbytes, *storage_of, *roots, *operators, *constant;
-  if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyList_Type, &nbytes, &PyList_Type, &storage_of, &PyList_Type, &roots, &PyList_Type,
-                        &operators, &constant))
-    return nullptr;
-  return guarded([&]() -> PyObject* {
-    auto made = std::make_unique<Replay::Schedule>();
-    for (PyObject* one : Items(nbytes)) made->nbytes.push_back(as_amount(one));
-    Replay::Numbers first = as_places(roots);
-    for (Replay::Number storage : as_places(storage_of)) {
-      bool is_view = first.at(storage) != made->tensors.size();
-      made->tensors.emplace_back(storage, is_view ? 0 : made->nbytes.at(storage));
-    }
-    for (PyObject* one : Items(operators)) {
-      Ref name = attribute(one, "name");
-      Replay::Operator op{as_text(name.get()),
-                          attribute_number(one, "cost"),
-                          0,
-                          attribute_number(one, "workspace"),
-                          as_places(attribute(one, "inputs").get()),
-                          as_places(attribute(one, "outputs").get()),
-                          PyUnicode_Compare(name.get(), constant) == 0};
-      for (Replay::Number input : op.inputs) made->tensors.at(input);
-      for (Replay::Number output : op.outputs) op.nbytes += made->tensors.at(output).second;
-      op.peak_bytes += op.nbytes;
-      made->operators.push_back(std::make_shared<Replay::Operator>(std::move(op)));
-    }
-    Ref self = checked(type->tp_alloc(type, 0));
-    reinterpret_cast<ScheduleObject*>(self.get())->schedule = made.release();
-    return self.release();
-  });
+// operators: `simulator.schedule.Operator`s.
+inline Replay::Schedule make_schedule(std::vector<int64_t> nbytes, const Replay::Numbers& storage_of,
+                                      const Replay::Numbers& roots, const py::list& operators, const std::string& constant) {
+  Replay::Schedule made{std::move(nbytes), {}, {}};
+  for (Replay::Number storage : storage_of) {
+    bool is_view = roots.at(storage) != made.tensors.size();
+    made.tensors.emplace_back(storage, is_view ? 0 : made.nbytes.at(storage));
+  }
+  for (py::handle one : operators) {
+    auto name = one.attr("name").cast<std::string>();
+    bool is_constant = name == constant;
+    Replay::Operator op{std::move(name),
+                        one.attr("cost").cast<int64_t>(),
+                        0,
+                        one.attr("workspace").cast<int64_t>(),
+                        one.attr("inputs").cast<Replay::Numbers>(),
+                        one.attr("outputs").cast<Replay::Numbers>(),
+                        is_constant};
+    for (Replay::Number input : op.inputs) made.tensors.at(input);
+    for (Replay::Number output : op.outputs) op.nbytes += made.tensors.at(output).second;
+    op.peak_bytes += op.nbytes;
+    made.operators.push_back(std::make_shared<Replay::Operator>(std::move(op)));
+  }
+  return made;
 }
 
-inline PyTypeObject* make_schedule_type(const char* name) {
-  PyType_Slot slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(new_schedule)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<ScheduleObject, Replay::Schedule, &ScheduleObject::schedule>)},
-      {Py_tp_doc, const_cast<char*>("Schedule(nbytes, storage_of, roots, operators, constant): what replays need of a "
-                                    "`simulator.schedule.Schedule`, and the name of constants.")},
-      {0, nullptr},
-  };
-  PyType_Spec spec = {name, sizeof(ScheduleObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+inline Status run_schedule(Replay& replay, const std::vector<int64_t>& events, const Replay::Numbers& outputs) {
+  for (int64_t event : events) {
+    if (event < 0)
+      replay.release(static_cast<Replay::Number>(~event));
+    else if (Status status = replay.call(static_cast<Replay::Number>(event)); status != Status::OK)
+      return status;
+    if (PyErr_CheckSignals() != 0) raise();
+  }
+  for (Replay::Number one : outputs)
+    if (Status status = replay.keep(one); status != Status::OK) return status;
+  return Status::OK;
 }
 
-// run(events, outputs): those of a `Schedule`.
-inline PyObject* run_schedule(PyObject* self, PyObject* args) {
-  PyObject *events, *outputs;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &events, &PyList_Type, &outputs)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    Replay& replay = replay_of(self);
-    for (PyObject* one : Items(events)) {
-      int64_t event = as_amount(one);
-      if (event < 0) {
-        replay.release(static_cast<Replay::Number>(~event));
-      } else if (Status status = replay.call(static_cast<Replay::Number>(event)); status != Status::OK) {
-        return as_object(status);
-      }
-      if (PyErr_CheckSignals() != 0) raise();
-    }
-    for (PyObject* one : Items(outputs))
-      if (Status status = replay.keep(as_place(one)); status != Status::OK) return as_object(status);
-    return as_object(Status::OK);
-  });
+inline py::iterator made_last(const Replay& replay) {
+  py::list made;
+  for (Replay::Number number : replay.made_last) {
+    const Replay::Storage& storage = replay.storage(number);
+    made.append(py::make_tuple(storage.age, replay.maker_of(storage), storage.nbytes));
+  }
+  return py::iter(made);
 }
 
-template <int64_t Replay::* counter>
-PyObject* replayed(PyObject* self, void*) {
-  return PyLong_FromLongLong(replay_of(self).*counter);
-}
-
-inline PyTypeObject* make_replay_type(const char* name) {
-  static PyMethodDef methods[] = {
-      {"add",
-       [](PyObject* self, PyObject* schedule) -> PyObject* {
-         if (Py_TYPE(schedule) != schedule_type) {
-           PyErr_SetString(PyExc_TypeError, "a Schedule is wanted");
-           return nullptr;
-         }
-         return guarded([&]() -> PyObject* {
-           replay_of(self).add(*reinterpret_cast<ScheduleObject*>(schedule)->schedule);
-           Py_RETURN_NONE;
-         });
-       },
-       METH_O, "Add the storages, tensors and operators of a Schedule."},
-      {"run", run_schedule, METH_VARARGS, "run(events, outputs): those of a Schedule. Returns ok, oom or thrash."},
-      {"add_storage",
-       [](PyObject* self, PyObject* nbytes) -> PyObject* {
-         return guarded([&] { return PyLong_FromLong(replay_of(self).add_storage(as_amount(nbytes))); });
-       },
-       METH_O, "Returns its number."},
-      {"add_tensor",
-       [](PyObject* self, PyObject* args) -> PyObject* {
-         unsigned storage;
-         long long nbytes;
-         if (!PyArg_ParseTuple(args, "IL", &storage, &nbytes)) return nullptr;
-         return guarded([&] { return PyLong_FromLong(replay_of(self).add_tensor(storage, nbytes)); });
-       },
-       METH_VARARGS, "add_tensor(storage, nbytes), 0 for a view. Returns its number."},
-      {"add_operator",
-       [](PyObject* self, PyObject* args) -> PyObject* {
-         const char* text;
-         long long cost;
-         PyObject *inputs, *outputs;
-         int is_constant;
-         if (!PyArg_ParseTuple(args, "sLOOp", &text, &cost, &inputs, &outputs, &is_constant)) return nullptr;
-         return guarded([&] {
-           return PyLong_FromLong(
-               replay_of(self).add_operator(text, cost, as_places(inputs), as_places(outputs), 0, is_constant != 0));
-         });
-       },
-       METH_VARARGS, "add_operator(name, cost, inputs, outputs, is_constant). Returns its number."},
-      {"call",
-       [](PyObject* self, PyObject* number) -> PyObject* {
-         return guarded([&] { return as_object(replay_of(self).call(as_place(number))); });
-       },
-       METH_O, "Run an operator of the program itself. Returns ok, oom or thrash."},
-      {"release",
-       [](PyObject* self, PyObject* storage) -> PyObject* {
-         return guarded([&]() -> PyObject* {
-           replay_of(self).release(as_place(storage));
-           Py_RETURN_NONE;
-         });
-       },
-       METH_O, "The program's last reference to a storage has been released."},
-      {"state",
-       [](PyObject* self, PyObject* number) -> PyObject* {
-         return guarded([&] {
-           const Replay::Storage& storage = replay_of(self).storage(as_place(number));
-           return Py_BuildValue("(NNNN)", PyBool_FromLong(storage.resident), PyBool_FromLong(storage.pinned),
-                                PyBool_FromLong(storage.waits), PyBool_FromLong(storage.banished));
-         });
-       },
-       METH_O, "(resident, pinned, waits for its banishment, banished) of a storage."},
-      {"made_last",
-       [](PyObject* self, PyObject*) -> PyObject* {
-         return guarded([&] {
-           const Replay& replay = replay_of(self);
-           Ref made = checked(PyList_New(0));
-           for (Replay::Number number : replay.made_last) {
-             const Replay::Storage& storage = replay.storage(number);
-             Ref one = checked(Py_BuildValue("(LsL)", static_cast<long long>(storage.age), replay.maker_of(storage).c_str(),
-                                             static_cast<long long>(storage.nbytes)));
-             if (PyList_Append(made.get(), one.get()) < 0) raise();
-           }
-           return PyObject_GetIter(made.get());
-         });
-       },
-       METH_NOARGS, "As core.foresight.Program.made_last."},
-      {"foresee",
-       [](PyObject* self, PyObject* foresight) -> PyObject* {
-         return guarded([&]() -> PyObject* {
-           replay_of(self).policy.follow(std::make_unique<ReplayedForesight>(foresight));
-           Py_RETURN_NONE;
-         });
-       },
-       METH_O, "Let the policy know a core.foresight.Foresight."},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  static PyGetSetDef attributes[] = {
-      {"memory", replayed<&Replay::memory>, nullptr, nullptr, nullptr},
-      {"peak_bytes", replayed<&Replay::peak_bytes>, nullptr, nullptr, nullptr},
-      {"clock", replayed<&Replay::clock>, nullptr, nullptr, nullptr},
-      {"evictions", replayed<&Replay::evictions>, nullptr, nullptr, nullptr},
-      {"chosen", replayed<&Replay::chosen>, nullptr, nullptr, nullptr},
-      {"rematerializations", replayed<&Replay::rematerializations>, nullptr, nullptr, nullptr},
-      {"age", replayed<&Replay::age>, nullptr, nullptr, nullptr},
-      {"score_evaluations", [](PyObject* self, void*) { return PyLong_FromLongLong(replay_of(self).policy.score_evaluations()); },
-       nullptr, nullptr, nullptr},
-      {"accesses", [](PyObject* self, void*) { return PyLong_FromLongLong(replay_of(self).policy.accesses()); }, nullptr, nullptr,
-       nullptr},
-      {nullptr, nullptr, nullptr, nullptr, nullptr},
-  };
-  PyType_Slot slots[] = {
-      {Py_tp_new, reinterpret_cast<void*>(new_replay)},
-      {Py_tp_methods, methods},
-      {Py_tp_getset, attributes},
-      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate_owner<ReplayObject, Replay, &ReplayObject::replay>)},
-      {Py_tp_doc, const_cast<char*>("A `simulator.replay.Replay`.")},
-      {0, nullptr},
-  };
-  PyType_Spec spec = {name, sizeof(ReplayObject), 0, Py_TPFLAGS_DEFAULT, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+inline void bind_replay(py::module_& module) {
+  py::class_<Replay::Schedule>(module, "Schedule", ITS_OWN, "What replays need of a `simulator.schedule.Schedule`.")
+      .def(py::init(&make_schedule), "nbytes"_a, "storage_of"_a, "roots"_a, "operators"_a, "constant"_a,
+           "constant: the name of constants.");
+  py::class_<Replay>(module, "Replay", ITS_OWN, "A `simulator.replay.Replay`.")
+      .def(py::init(&make_replay), "heuristic"_a, "budget"_a, "limit"_a, "latest"_a, "scan"_a, "requeue"_a, "deallocation"_a,
+           "observer"_a)
+      .def("add", [](Replay& self, const Replay::Schedule& schedule) { self.add(schedule); })
+      .def("run", [](Replay& self, const std::vector<int64_t>& events,
+                     const Replay::Numbers& outputs) { return name_of(run_schedule(self, events, outputs)); })
+      .def("add_storage", &Replay::add_storage)
+      .def("add_tensor", &Replay::add_tensor)
+      .def("add_operator",
+           [](Replay& self, std::string name, int64_t cost, Replay::Numbers inputs, Replay::Numbers outputs, bool is_constant) {
+             return self.add_operator(std::move(name), cost, std::move(inputs), std::move(outputs), 0, is_constant);
+           })
+      .def("call", [](Replay& self, Replay::Number number) { return name_of(self.call(number)); })
+      .def("release", &Replay::release)
+      .def("state",
+           [](const Replay& self, Replay::Number number) {
+             const Replay::Storage& one = self.storage(number);
+             return std::tuple(one.resident, one.pinned, one.waits, one.banished);
+           })
+      .def("made_last", &made_last)
+      .def("foresee",
+           [](Replay& self, py::handle foresight) { self.policy.follow(std::make_unique<ReplayedForesight>(foresight.ptr())); })
+      .def_readonly("memory", &Replay::memory)
+      .def_readonly("peak_bytes", &Replay::peak_bytes)
+      .def_readonly("clock", &Replay::clock)
+      .def_readonly("evictions", &Replay::evictions)
+      .def_readonly("chosen", &Replay::chosen)
+      .def_readonly("rematerializations", &Replay::rematerializations)
+      .def_readonly("age", &Replay::age)
+      .def_property_readonly("score_evaluations", [](Replay& self) { return self.policy.score_evaluations(); })
+      .def_property_readonly("accesses", [](const Replay& self) { return self.policy.accesses(); });
 }
 
 }  // namespace dtrrun

@@ -44,6 +44,7 @@ NO_PYTHON = "no python3 was found, which would run the compiler", "put one in PA
 NO_SOURCES = "{} is not there", "install dtrrun in a folder, not in an archive"
 NO_SUCH_COMPILER = "CXX names {}, which does not exist", "set it to a C++ compiler, or unset it"
 NO_HEADERS = "Python's headers are missing", "install them (apt install python{}.{}-dev)"
+NO_PYBIND11 = "pybind11's headers are missing", "install them (pip install pybind11)"
 NO_ROOM = "free some space there, or set XDG_CACHE_HOME to another folder"
 UNWRITABLE = (
     "{}: {} cannot be kept there ({})",
@@ -96,6 +97,27 @@ def python_headers() -> str:
     if not os.path.exists(os.path.join(folder, "Python.h")):
         raise CannotBuild(NO_HEADERS[0], NO_HEADERS[1].format(*sys.version_info[:2]))
     return folder
+
+
+def pybind11_headers() -> Path:
+    """Return the folder of pybind11's headers: PyTorch's, the wheel's or those of pybind11. Raises CannotBuild.
+
+    PyTorch's come first so that both extensions are compiled with the same ones.
+    """
+    folders = [_include_of("torch"), compiling.HERE / compiling.HEADERS, _include_of("pybind11")]
+    for folder in folders:
+        if folder and (folder / "pybind11" / "pybind11.h").exists():
+            return folder
+    raise CannotBuild(*NO_PYBIND11)
+
+
+def _include_of(package: str) -> Path | None:
+    """Return the folder of a package's headers, without importing it. None if it is not installed."""
+    with suppress(ImportError, ValueError):  # ValueError: something else was put into `sys.modules`
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin).resolve().parent / "include"
+    return None
 
 
 def make(

@@ -24,8 +24,8 @@ NATIVE, BINDINGS, CORE = PACKAGE / "native", PACKAGE / "bindings", PACKAGE / "co
 NAME, CORE_NAME = "_dtrrun_native", "_dtrrun_core"
 LIBRARIES = ("torch_python", "torch_cpu", "c10")
 """PyTorch's: a process that has imported it has loaded them."""
-BINARIES = "binaries"
-"""The folder beside this file where wheels have binaries."""
+BINARIES, HEADERS = "binaries", "include"
+"""The folders beside this file where wheels have binaries, and pybind11's headers."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 LIBRARY = (
@@ -102,15 +102,19 @@ COMMON = (
 LINKING = ("-shared", "-O2", "-Wl,-Bsymbolic-functions")
 
 
-def core_flags(python: str, abi: int = 1) -> tuple[str, ...]:
-    """Return what the compiler needs for a file of the core. python: the folder of Python's headers."""
+def core_flags(python: str, pybind11: Path | str, abi: int = 1) -> tuple[str, ...]:
+    """Return what the compiler needs for a file of the core. python, pybind11: the folders of their headers."""
     # Hidden: a process may load both extensions, whose variables have the same names.
-    return (*COMMON, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-fvisibility=hidden", f"-isystem{python}")
+    folders = f"-isystem{python}", f"-isystem{pybind11}"
+    return (*COMMON, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-fvisibility=hidden", *folders)
 
 
-def core(python: str, whole: bool) -> Recipe:
-    """Return how the simulator's extension is compiled. whole: in as few units as possible."""
-    flags = core_flags(python)
+def core(python: str, pybind11: Path | str, whole: bool) -> Recipe:
+    """Return how the simulator's extension is compiled.
+
+    python, pybind11: the folders of their headers. whole: in as few units as possible.
+    """
+    flags = core_flags(python, pybind11)
     return Recipe(tuple(Unit(files, flags) for files in _units(CORE_FILES, whole)), LINKING)
 
 
@@ -123,7 +127,7 @@ def native(torch: Path, python: str, abi: int, whole: bool, against: str = "") -
     folders = (torch / "include", torch / "include" / "torch" / "csrc" / "api" / "include", python)
     flags = *COMMON, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *(f"-isystem{folder}" for folder in folders)
     linking = *LINKING, f"-L{torch / 'lib'}", *(f"-l{name}" for name in LIBRARIES)
-    of_library = core_flags(python, abi)
+    of_library = core_flags(python, folders[0], abi)  # PyTorch has pybind11
     units = (
         Unit(files, of_library) if files[0] in LIBRARY else Unit(files, flags, against)
         for files in _units(FILES, whole)

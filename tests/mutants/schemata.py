@@ -144,7 +144,11 @@ def library(mutants: list[NativeMutant]) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         _build(folder, build.recipe(), f"{compiling.NAME}.so")
-        _build(folder, compiling.core(building.python_headers(), whole=True), f"{compiling.CORE_NAME}.so")
+        _build(
+            folder,
+            compiling.core(building.python_headers(), building.pybind11_headers(), whole=True),
+            f"{compiling.CORE_NAME}.so",
+        )
     return folder
 
 

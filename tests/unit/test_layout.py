@@ -120,7 +120,11 @@ def test_no_arrow_leads_back():
 
 INCLUDED = {"core": set(), "bindings": {"core"}, "native": {"core", "bindings"}}
 """The same for the C++. Only `native` knows PyTorch, and `core` does not know Python either."""
-LIBRARIES = {"core": set(), "bindings": {"Python"}, "native": {"Python", "torch", "ATen", "c10"}}
+LIBRARIES = {
+    "core": set(),
+    "bindings": {"Python", "pybind11"},
+    "native": {"Python", "pybind11", "torch", "ATen", "c10"},
+}
 
 
 @pytest.mark.parametrize("part", INCLUDED)
@@ -132,7 +136,7 @@ def test_includes_point_one_way(part):
                 other = (path.parent / name.strip('"')).resolve().relative_to(PACKAGE).parts[0]
                 assert other in INCLUDED[part] | {part}, f"{path} includes {name}"
             known = name[1:-1].partition("/")[0].partition(".")[0]
-            if known in {"Python", "torch", "ATen", "c10"}:
+            if known in {"Python", "pybind11", "torch", "ATen", "c10"}:
                 assert known in LIBRARIES[part], f"{path} includes {name}"
 
 
