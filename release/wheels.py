@@ -35,7 +35,7 @@ from dtrrun.extensions import building, compiling  # noqa: E402
 KEPT = ROOT / "build" / "binaries"
 NEEDED = ("torch/include/", "torch/version.py", *(f"torch/lib/lib{name}.so" for name in compiling.LIBRARIES))
 """The parts of PyTorch needed for compiling."""
-FOLDERS, FILES = ("dtrrun", "profiles"), ("pyproject.toml", "README.md", "LICENSE")
+FOLDERS, FILES = ("dtrrun", "profiles"), ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip")
 
 
@@ -142,8 +142,8 @@ def make_wheel(binaries: Sequence[Path], to: Path) -> Path:
         for part in FOLDERS:
             ignore = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / part, source / part, symlinks=True, ignore=ignore)
-        for path in (*(ROOT / part for part in FILES), Path(__file__).with_name("setup.py")):
-            shutil.copy(path, source)
+        for part in FILES:
+            shutil.copy(ROOT / part, source)
         (source / "dtrrun" / "extensions" / compiling.BINARIES).mkdir()
         for binary in binaries:
             shutil.copy(binary, source / "dtrrun" / "extensions" / compiling.BINARIES)

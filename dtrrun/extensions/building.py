@@ -100,9 +100,9 @@ def python_headers() -> str:
 
 
 def pybind11_headers() -> Path:
-    """Return the folder of pybind11's headers: PyTorch's, the wheel's or those of pybind11. Raises CannotBuild.
+    """Return the folder of pybind11's headers. Raises CannotBuild.
 
-    PyTorch's come first so that both extensions are compiled with the same ones.
+    PyTorch's come first, so that both extensions are compiled with the same ones; then a wheel's.
     """
     folders = [_include_of("torch"), compiling.HERE / compiling.HEADERS, _include_of("pybind11")]
     for folder in folders:

@@ -103,7 +103,7 @@ LINKING = ("-shared", "-O2", "-Wl,-Bsymbolic-functions")
 
 
 def core_flags(python: str, pybind11: Path | str, abi: int = 1) -> tuple[str, ...]:
-    """Return what the compiler needs for a file of the core. python, pybind11: the folders of their headers."""
+    """Return what the compiler needs for a file of the core. python, pybind11: folders of headers."""
     # Hidden: a process may load both extensions, whose variables have the same names.
     folders = f"-isystem{python}", f"-isystem{pybind11}"
     return (*COMMON, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-fvisibility=hidden", *folders)
