@@ -22,7 +22,7 @@ from dtrrun.core.dtr import DTR
 from dtrrun.core.graph import Operation, Version
 from dtrrun.core.heuristics import INITIAL, STEADY
 from dtrrun.core.observer import DecisionObserver
-from dtrrun.runtime.observe.learning import COMPARED, TOO_MUCH, TRIED, Trial
+from dtrrun.runtime.observe.learning import COMPARED, TOO_MUCH, TRIED, UNUSUAL, Trial
 from dtrrun.runtime.observe.lookahead import KNOWN
 from dtrrun.simulator.live import predict
 from dtrrun.simulator.log import Call, Instruction, Mutate, read_log
@@ -53,7 +53,8 @@ class Beginning(DecisionObserver):
 
     def rematerialized(self, version: Version, operation: Operation, started_ns: int, cost_ns: int) -> None:
         own, recomputed = self._since(self._spent[-1])
-        if self._begins and recomputed >= TOO_MUCH * max(own, self._last_ns, 1):
+        usual = self._share(min(len(self._spent) - 1, 2 * KNOWN)) if self._begins else 0.0
+        if self._begins and recomputed >= max(TOO_MUCH, UNUSUAL * usual) * max(own, self._last_ns, 1):
             self._change(STEADY)
             self._trial = None if self._fled else Trial(TRIED, TOO_MUCH)
             self._fled = True
@@ -63,8 +64,9 @@ class Beginning(DecisionObserver):
         return self._ledger.clock - recomputed - before[0], recomputed - before[1]
 
     def _share(self, steps: int) -> float:
-        own, recomputed = self._since(self._spent[-1 - steps])
-        return recomputed / max(own, 1)
+        """Return the share of recomputation in the latest steps that are over."""
+        (own_before, before), (own, recomputed) = self._spent[-1 - steps], self._spent[-1]
+        return (recomputed - before) / max(own - own_before, 1)
 
     def _change(self, rule: str) -> None:
         self._begins = rule == INITIAL

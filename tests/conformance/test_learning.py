@@ -287,6 +287,18 @@ def test_a_rule_that_one_step_has_thrashed_with_returns_once_if_it_was_better(th
         assert session.rule["heuristic"] == session.ledger.policy.heuristic.name == STEADY
 
 
+def test_a_step_is_compared_with_what_is_usual():
+    second = 1_000_000_000
+    with dtrrun.budget(BUDGET, heuristic="auto") as session:
+        step_with(session, 0.5, operators=50)
+        step_with(session, 0.7, operators=60)
+        enough = learning.UNUSUAL * 0.6 * second
+        session._learning.step_goes_on(figures(3, second, enough - second / 1000))
+        assert session.rule["source"] == "first"
+        session._learning.step_goes_on(figures(3, second, enough))
+        assert session.rule["source"] == "thrashing"
+
+
 def test_a_rule_that_was_left_because_a_step_thrashed_does_not_return_because_steps_vary(answers, shares):
     torch.manual_seed(0)
     with dtrrun.budget(BUDGET, heuristic="auto") as session:

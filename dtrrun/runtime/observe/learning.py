@@ -54,6 +54,8 @@ TOO_MUCH = 0.7
 TOO_MUCH_NS = 100_000_000
 """Recomputation in a step, relative to its own operators, and in ns, from which the rule that the run begins
 with is left."""
+UNUSUAL = 1.5
+"""The same, relative to the mean of the steps so far: where all recompute much, none thrashes yet."""
 COMPARED = 3
 """The step that shows whether steps repeat, beside the one before: the first includes the program's start."""
 TRIED = 2
@@ -179,6 +181,8 @@ class Learning:
         if self._lookahead is not None:
             self._lookahead.step_ended()
         self._note(self._session.steps.last)
+        if self._begins and self._session.steps.last is not None:
+            self.step_goes_on(self._session.steps.last)
         self._spent.append(self._costs_so_far())
         if self._begins:
             self._look_at_first_steps()
@@ -208,7 +212,8 @@ class Learning:
             recomputed -= self._recomputed_before
         own = max(step["operators_ns"], (self._session.steps.last or step)["operators_ns"])
         if self._begins:
-            if recomputed >= max(TOO_MUCH_NS, TOO_MUCH * own):
+            usual = self._recomputes(len(self._spent) - 1)
+            if recomputed >= max(TOO_MUCH_NS, max(TOO_MUCH, UNUSUAL * usual) * own):
                 self._flee(STEADY, step)
                 self._trial = None if self._fled else Trial(TRIED, TOO_MUCH)  # it would be left again
                 self._fled = True
@@ -236,10 +241,8 @@ class Learning:
         return self._found is self._first
 
     def _look_at_first_steps(self) -> None:
-        """Leave the first rule at the end of a step, if it recomputes too much, or if steps repeat."""
-        if (last := self._session.steps.last) is not None:
-            self.step_goes_on(last)
-        if self._begins and len(self._ages) == COMPARED:
+        """Leave the first rule if steps repeat."""
+        if len(self._ages) == COMPARED:
             _, second, third = (after - before for before, after in pairwise((0, *self._ages)))
             if second == third:
                 self._change({"heuristic": STEADY, "steps": []}, "repeating")
