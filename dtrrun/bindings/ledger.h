@@ -412,6 +412,7 @@ inline PyTypeObject* make_ledger_type(const std::string& module) {
       DTRRUN_FIGURE(recomputed_cost),
       DTRRUN_FIGURE(collection_due_ns),
       DTRRUN_FIGURE(paused),
+      DTRRUN_FIGURE(operators_counted),
       DTRRUN_FIGURE(least_bytes),
       DTRRUN_FIGURE(least_copy_bytes),
       {"reserved_bytes", get_figure<&Ledger::reserved_bytes>, nullptr, nullptr, nullptr},

@@ -121,6 +121,9 @@ class Backend : public Program {
 
   // Called when operators are recorded again that were only counted: waits for those that run.
   virtual void counting_ended() {}
+  // Called around evictions: meanwhile, no other thread may use what it has not locked (census.h).
+  virtual void begin_evicting() {}
+  virtual void end_evicting() {}
   // Called when the first constant is about to leave for the host.
   virtual void constants_leave() {}
   // Enters what was only counted (census.h), as far as it can be found.

@@ -15,6 +15,7 @@ bool Eviction::try_room(int64_t nbytes) {
 
 bool Eviction::evict_to(int64_t most) {
   int64_t started = now_ns();
+  Evicting evicting(ledger_.backend);
   begin_pressure();
   let_results_leave();
   if (ledger_.replaying == 0 && ledger_.recomputed_ns >= ledger_.collection_due_ns) ledger_.backend.collection_due();
@@ -46,6 +47,7 @@ bool Eviction::evict_to(int64_t most) {
     }
   }
   if (copies && done) send_ahead();
+  ledger_.least_evictable = std::min(ledger_.least_evictable, ledger_.policy->evictable_bytes());
   making_room_ns += now_ns() - started;
   return done;
 }
@@ -92,6 +94,7 @@ bool Eviction::is_dear(Version* one, int64_t cost) {
 
 bool Eviction::evict_if_possible(Version* one) {
   Ledger::Using now(ledger_, one);
+  Evicting evicting(ledger_.backend);
   if (one->constant()) return may_leave(one) && send(one);
   StorageRef storage = ledger_.backend.storage_of(one);
   if (!may_be_evicted(one) || !recipes_.secure(one)) return false;
@@ -113,6 +116,7 @@ void Eviction::evict(Version* one, const StorageRef& storage) {
   int64_t began = ledger_.backend.begins();
   evictions++;
   evicted_bytes_total += one->nbytes;
+  if (one->of_backward) ledger_.evicted_of_backward++;
   ledger_.backend.tally_eviction(maker_of(one));
   if (one->scratch) {
     ledger_.drop_scratch(one);

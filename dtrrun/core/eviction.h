@@ -34,7 +34,7 @@ class Eviction {
   bool evict_to(int64_t most);
   // Called when memory runs short, before anything is evicted.
   void begin_pressure() {
-    recipes_.end_counting();
+    if (ledger_.counting()) recipes_.end_counting();
     ledger_.begin_pressure();
   }
 
@@ -83,6 +83,17 @@ class Eviction {
   static constexpr size_t FEW = 64;  // operations fit into memory together, whatever they cost
   static constexpr int64_t SHARED = 2;  // by how much projected costs exceed what is recomputed for one version alone
   static constexpr int64_t TYPICAL = 1 << 20;  // bytes of the copy by whose cost costs are compared
+
+  // Evictions are in progress while one lives.
+  class Evicting {
+   public:
+    explicit Evicting(Backend& backend) : backend_(backend) { backend_.begin_evicting(); }
+    ~Evicting() { backend_.end_evicting(); }
+    Evicting(const Evicting&) = delete;
+
+   private:
+    Backend& backend_;
+  };
 
   // Returns the version to be evicted next, or null.
   //

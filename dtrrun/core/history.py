@@ -33,7 +33,8 @@ class History:
         self._deallocation = deallocation
         self.cut_age = 0  # the ledger's age when the last cut was made
         self.former_step_age = 0  # `ledger.step_age` of the step before
-        self.former_work = 0  # ns that the step before has taken, without recomputation
+        self.former_work = 0  # ns that the last step in full has taken, without recomputation
+        self.former_operators = 0  # how many it had
 
     def end_step(self) -> None:
         """Limit recipes at the end of an optimizer step, which ends a period."""
@@ -42,13 +43,19 @@ class History:
         self._forget_mutated()
         self.cut()
         self._deallocation.free_all_unread_scratch()
+        operators = ledger.age + 1 - ledger.step_age
         self.former_step_age, ledger.step_age = ledger.step_age, ledger.age + 1
-        if ledger.counting:  # its operators have no costs: take those of the last step in full
+        is_counted = ledger.operators_counted > 0
+        if is_counted:  # these have no costs: take those of the last step in full
             worked = ledger.clock - ledger.recomputed_cost - ledger.step_began
-            ledger.clock += max(self.former_work - worked, 0)
+            expected = self.former_work * operators // (self.former_operators or operators)
+            ledger.clock += max(expected - worked, 0)
+            ledger.operators_counted = 0
         own = ledger.clock - ledger.recomputed_cost
         work, ledger.step_began = own - ledger.step_began, own
-        ledger.step_work, self.former_work = max(work, self.former_work), work
+        ledger.step_work = max(work, self.former_work)
+        if not is_counted:
+            self.former_work, self.former_operators = work, operators
 
     def end_period(self) -> None:
         """Limit recipes at the end of an iteration of the program's outer loop."""

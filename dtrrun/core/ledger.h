@@ -82,6 +82,10 @@ class Ledger {
   int64_t reserved_bytes = 0;  // for operators in progress; other threads may not take them
   int64_t budget_bytes = -1;  // -1: none
   int64_t limit = UNLIMITED;  // what tensors may take
+  bool in_backward = false;  // whether the operator in progress belongs to a backward pass
+  // In this step: the least bytes that could have been evicted further after an eviction, how often something was evicted that a
+  // backward pass had made, and how many operators were only counted.
+  int64_t least_evictable = UNLIMITED, evicted_of_backward = 0, operators_counted = 0;
   int64_t least_bytes = 0;  // smaller storages are not worth a search
   int64_t recomputed_ns = 0;  // spent running operators again
   int64_t recomputed_cost = 0;  // the part of `clock` that they are
@@ -216,10 +220,13 @@ class Ledger {
   }
   // Whether operators are only counted at present, and nothing may be evicted. `Recipes::end_counting` ends it.
   bool counting() const { return census != nullptr && census->counting.load(std::memory_order_relaxed); }
+  // Whether operators of backward passes are that make little.
+  bool counts_backward() const { return census != nullptr && census->backward.load(std::memory_order_relaxed); }
   // Changes what tensors may take. If that is less, less is ample.
   void set_limit(int64_t nbytes) {
     limit = nbytes;
     if (counting() && nbytes < UNLIMITED) census->ample = std::min(census->ample.load(), nbytes / census->share);
+    if (counts_backward()) census->ample = nbytes;
   }
   // Whether memory is ample with so many bytes more. Only while counting.
   bool is_ample(int64_t nbytes) const { return resident_bytes + nbytes <= census->ample.load(std::memory_order_relaxed); }
@@ -229,7 +236,9 @@ class Ledger {
     Using first(*this, int64_t{0});  // what others have is not counted
     int64_t now = census->bytes.load(std::memory_order_acquire);
     if (now == census_bytes && !census->any()) return;
-    age += census->operators.exchange(0, std::memory_order_relaxed);
+    int64_t operators = census->operators.exchange(0, std::memory_order_relaxed);
+    age += operators;
+    operators_counted += operators;
     int64_t most = census->most.exchange(0, std::memory_order_relaxed);
     resident_bytes += now - census_bytes;
     census_bytes = now;
@@ -245,6 +254,7 @@ class Ledger {
     decided(one->host ? Decision::LEFT : Decision::EMPTIED, one);
     one->resident = false;
     resident_bytes -= one->nbytes;
+    tell_census();
     evicted_bytes += one->nbytes;
     if (one->constant()) constant_has_left(one);
   }
@@ -299,6 +309,7 @@ class Ledger {
       scratch_bytes -= one->nbytes;
       resident_bytes -= one->nbytes;
     }
+    tell_census();
     give_back_copy(one);
     one->set_scratch(StorageRef());
     one->resident = false;

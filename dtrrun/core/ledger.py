@@ -22,7 +22,7 @@ GIVEN_UP = "given up with an earlier session"
 INPUT_MUTATED = "input mutated"
 GATHERED = "gathered weight"
 COPIED = "old values of weights"
-COUNTED = "made while memory was ample"
+COUNTED = "only counted"
 SMALL_CONSTANT = 512  # bytes
 SMALL_CONSTANTS = 256  # of these
 
@@ -71,6 +71,7 @@ class Ledger:
     limit: int  # what tensors may take
     budget_bytes: int | None
     live_storages: int  # with and without versions
+    operators_counted: int  # in this step: those that were only counted
     counting: bool  # whether operators are only counted at present (`core/census.h`)
     pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
     results_leave: int  # whether what has a recipe may leave for the host (`core.host`)

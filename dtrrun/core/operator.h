@@ -448,6 +448,7 @@ class Operators {
 
   VersionRef new_version(Storage* storage) {
     VersionRef version = ledger_.backend.version_over(storage);
+    version->of_backward = ledger_.in_backward;
     ledger_.settle();  // it may have been counted
     version->nbytes = ledger_.backend.size_of(storage);
     version->age = ledger_.age;

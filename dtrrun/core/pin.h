@@ -17,7 +17,7 @@ inline Pin as_pin(std::string_view text) {
 namespace pins {
 inline const Pin AWAY = as_pin("computed from weights that are away");
 inline const Pin CONSTANT = as_pin("constant");
-inline const Pin COUNTED = as_pin("made while memory was ample");
+inline const Pin COUNTED = as_pin("only counted");
 inline const Pin FOREIGN_MEMORY = as_pin("foreign memory");
 inline const Pin GRADIENT = as_pin("gradient");
 inline const Pin HANDED_OUT = as_pin("handed out");

@@ -19,6 +19,7 @@ void Recipes::make_constant(Version* one, Pin pin) {
 }
 
 void Recipes::end_counting() {
+  if (ledger_.census != nullptr) ledger_.census->backward = false;
   if (!ledger_.counting()) return;
   ledger_.census->counting = false;
   ledger_.backend.counting_ended();

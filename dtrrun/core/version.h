@@ -76,6 +76,7 @@ struct Version : Node {
   bool escaped = false;     // other code may write to the memory unnoticed, now or later
   bool away = false;        // a constant whose content the program has taken away, and will bring back (away.h)
   bool fixed = false;       // the memory must stay where it is, though nothing else writes to it
+  bool of_backward = false;  // a backward pass has made it
   uint8_t device = 0;       // whose account it is in (`Ledger::use`)
   Pin pin = nullptr;
   StorageRef scratch;  // a storage that dtrrun holds for it: recomputed, or the copy of a constant that has changed since

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "device.h"
+#include "placeholders.h"
 #include "storages.h"
 #include "way_in.h"
 
@@ -17,6 +18,47 @@ namespace dtrrun {
 
 using c10::IValue;
 using Tensors = c10::SmallVector<at::Tensor, 4>;
+
+// What a session counts: storages of its own on its device, whether they are in memory or not, or only those that are.
+struct Ours {
+  const OwnStorages& own;
+  const Device& device;
+  bool in_memory = false;
+};
+
+// What the bytes of a call's results mostly depend on: the sizes of its tensors, and sizes among its arguments.
+struct Sizes {
+  int64_t first = 0;  // the bytes of the first tensor
+  uint64_t hash = 0;  // of all sizes
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (first == 0) first = static_cast<int64_t>(tensor.nbytes());
+    add(tensor.sizes());
+    mix(static_cast<uint64_t>(tensor.scalar_type()) << 32);
+  }
+  void add(const std::optional<at::Tensor>& tensor) {
+    if (tensor) add(*tensor);
+  }
+  void add(c10::IntArrayRef sizes) {
+    for (int64_t size : sizes) mix(static_cast<uint64_t>(size));
+  }
+  void add(c10::SymIntArrayRef sizes) {
+    if (auto known = c10::asIntArrayRefSlowOpt(sizes)) add(*known);
+  }
+  void add(const IValue& value) {
+    if (value.isTensor()) return add(value.toTensor());
+    if (value.isIntList()) return add(value.toDimVector());
+    if (!value.isList() || !(value.isTensorList() || value.isOptionalTensorList())) return;
+    for (const IValue& item : value.toListRef())
+      if (item.isTensor()) add(item.toTensor());
+  }
+  template <class Argument>
+  void add(const Argument&) {}
+
+ private:
+  void mix(uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15ull + 1; }
+};
 
 class Arrival {
  public:
@@ -47,7 +89,8 @@ class Arrival {
 
   // For operators that are only counted (counting.h). Returns whether all its tensors are plain ones on the session's device, whose
   // bytes it counts already, or numbers of the program, and whether it names no other device.
-  virtual bool is_known(const OwnStorages& own, const Device& device) = 0;
+  virtual bool is_known(const Ours& ours) = 0;
+  virtual Sizes sizes() = 0;
   // Counts the storages that its kernel has made. Returns false if a result is not plain.
   virtual bool count_results(OwnStorages& own) = 0;
 
@@ -73,31 +116,30 @@ inline void add_tensors(const IValue& value, Tensors& tensors) {
 }
 
 // `Arrival::is_known`, for one argument.
-inline bool is_known(const at::Tensor& tensor, const OwnStorages& own, const Device& device) {
+inline bool is_known(const at::Tensor& tensor, const Ours& ours) {
   if (!tensor.defined()) return true;
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (impl->is_wrapped_number()) return true;
   constexpr DispatchKeySet others(
       {DispatchKey::Python, DispatchKey::NestedTensor, DispatchKey::Quantized, DispatchKey::ZeroTensor});
   if (impl->key_set().has_any(others) || !impl->has_storage()) return false;
-  return device.has(impl->device()) && own.knows(impl->unsafe_storage().unsafeGetStorageImpl());
+  const c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  return ours.device.has(impl->device()) && ours.own.knows(storage) && !(ours.in_memory && is_empty(storage));
 }
-inline bool is_known(const std::optional<at::Tensor>& tensor, const OwnStorages& own, const Device& device) {
-  return !tensor || is_known(*tensor, own, device);
+inline bool is_known(const std::optional<at::Tensor>& tensor, const Ours& ours) { return !tensor || is_known(*tensor, ours); }
+inline bool is_known(const std::optional<c10::Device>& named, const Ours& ours) {
+  return !named || ours.device.is_meant_by(*named);
 }
-inline bool is_known(const std::optional<c10::Device>& named, const OwnStorages&, const Device& device) {
-  return !named || device.is_meant_by(*named);
-}
-inline bool is_known(const IValue& value, const OwnStorages& own, const Device& device) {
-  if (value.isTensor()) return is_known(value.toTensor(), own, device);
-  if (value.isDevice()) return device.is_meant_by(value.toDevice());
+inline bool is_known(const IValue& value, const Ours& ours) {
+  if (value.isTensor()) return is_known(value.toTensor(), ours);
+  if (value.isDevice()) return ours.device.is_meant_by(value.toDevice());
   if (!value.isList() || !(value.isTensorList() || value.isOptionalTensorList())) return true;
   for (const IValue& item : value.toListRef())
-    if (item.isTensor() && !is_known(item.toTensor(), own, device)) return false;
+    if (item.isTensor() && !is_known(item.toTensor(), ours)) return false;
   return true;
 }
 template <class Argument>
-bool is_known(const Argument&, const OwnStorages&, const Device&) {
+bool is_known(const Argument&, const Ours&) {
   return true;
 }
 
@@ -139,11 +181,16 @@ class BoxedArrival final : public Arrival {
     stack_->insert(stack_->end(), kept_.begin(), kept_.end());
   }
   void drop() override { kept_.clear(); }
-  bool is_known(const OwnStorages& own, const Device& device) override {
+  bool is_known(const Ours& ours) override {
     const IValue* all = values();
     for (size_t place = 0; place < count; place++)
-      if (!dtrrun::is_known(all[place], own, device)) return false;
+      if (!dtrrun::is_known(all[place], ours)) return false;
     return true;
+  }
+  Sizes sizes() override {
+    Sizes found;
+    for (size_t place = 0; place < count; place++) found.add(values()[place]);
+    return found;
   }
   bool count_results(OwnStorages& own) override {
     bool all = true;

@@ -17,8 +17,10 @@
 
 namespace dtrrun {
 
-// Waits until no other thread runs a kernel of an operator that is only counted. (interposer.cpp)
+// `Counting`'s, which is defined later. (interposer.cpp)
 void wait_for_counted();
+void begin_evicting();
+void end_evicting();
 
 class SessionBackend final : public PythonBackend {
  public:
@@ -87,6 +89,8 @@ class SessionBackend final : public PythonBackend {
     PythonBackend::died(version);
   }
   void counting_ended() override { wait_for_counted(); }
+  void begin_evicting() override { dtrrun::begin_evicting(); }
+  void end_evicting() override { dtrrun::end_evicting(); }
   void room_given_back() override {
     if (!native_ || native_->waiting.number(native_->callbacks) != 0) PythonBackend::room_given_back();
   }

@@ -1,14 +1,23 @@
-// Only counts operators, while memory is ample: their kernels run without the GIL, and what they make has no version, signature or
-// recipe. So an operator takes little longer than without dtrrun.
+// Only counts operators: their kernels run without the GIL, and what they make has no version, signature or recipe. So an operator
+// takes little longer than without dtrrun.
 //
-// `Interposer::count_only` decides at the end of a step whether the next one is counted: without a budget always, with one if no
-// step so far has taken a large part of it. The bytes of a new storage are known by its vtable (storages.h) until it dies.
-// Code that needs its version gets a constant (`Describer::known_or_adopted`). Counting ends within a step
-// (`Recipes::end_counting`) before memory is not ample any more. What there is then has to stay: so little of the budget that the
-// step still has most of it. Since nothing has been evicted by then, nothing has ever to be recomputed from what operators have written
-// to meanwhile.
+// While memory is ample, this is done for all operators. `Interposer::count_only` decides at the end of a step whether the next one
+// is counted: without a budget always, with one if no step so far has taken a large part of it. The bytes of a new storage are
+// known by its vtable (storages.h) until it dies. Code that needs its version gets a constant (`Describer::known_or_adopted`).
+// Counting ends within a step (`Recipes::end_counting`) before memory is not ample any more. What there is then has to stay: so little
+// of the budget that the step still has most of it. Since nothing has been evicted by then, nothing has ever to be recomputed from
+// what operators have written to meanwhile.
+//
+// Inside a tight budget, it is done for operators of backward passes that make little (`Interposer::may_count_backward`). Most of what
+// a backward pass makes is used once, soon, and never evicted. These operators read what is in memory, and write to nothing that has
+// a version, so no recipe depends on what they do. What they make has to stay, so it may take a small part of the budget at any
+// time (`Census::little`); what does not fit is handled in full. What they read is not locked: nothing is evicted while one runs.
 #pragma once
 
+#include <pthread.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <thread>
@@ -41,18 +50,22 @@ class Counting {
   // Counts an operator. Returns false if it has to be handled in full, which the caller does.
   bool run(Arrival& arrival, Stopwatch& watch) {
     OwnStorages& own = OwnStorages::present();
-    if (!own.census.counting.load(std::memory_order_acquire)) return false;
+    bool all = own.census.counting.load(std::memory_order_acquire);
+    if (!all && !(own.census.backward.load(std::memory_order_acquire) && is_in_backward())) return false;
     Known* known = find(&arrival.op.schema());
     if (known == nullptr || Body::innermost != nullptr) return false;
     const Terms& terms = *terms_.load(std::memory_order_acquire);
-    if (!arrival.is_known(own, terms.device) || !terms.is_here()) return false;
     Off off;
-    Inside inside(*this, terms);
-    if (inside.is_late(own)) return false;
     bool timed = watch.is_on() || known->is_long.load(std::memory_order_relaxed);
-    int64_t started = timed ? now_ns() : 0;
-    if (!run_kernel(arrival, *known, own.census, terms)) return false;
-    int64_t ended = timed ? now_ns() : 0;
+    int64_t started = 0, ended = 0;
+    {
+      Inside inside(*this, /*counts=*/!all || terms.may_leave);
+      bool is_late = all ? terms.may_leave && !own.census.counting : is_evicting_ != 0;
+      if (is_late || !arrival.is_known({own, terms.device, /*in_memory=*/!all}) || !terms.is_here()) return false;
+      started = timed ? now_ns() : 0;
+      if (!(all ? run_kernel(arrival, *known, own.census, terms) : run_little(arrival, *known, own, terms))) return false;
+      ended = timed ? now_ns() : 0;
+    }
     known->calls.fetch_add(1, std::memory_order_relaxed);
     own.census.operators.fetch_add(1, std::memory_order_relaxed);
     if (known->makes) {
@@ -68,6 +81,9 @@ class Counting {
     return true;
   }
 
+  // Returns whether this thread is in a backward pass whose operators autograd does not record.
+  static bool is_in_backward() { return !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1; }
+
   // -- by threads that have the GIL --
 
   // Forgets all operators.
@@ -75,7 +91,7 @@ class Counting {
     for (Known& one : known_) one.schema.store(nullptr, std::memory_order_relaxed);
     count_ = 0;
   }
-  // Lets operators on this device be counted. may_leave: what they read may leave for the host once counting has ended.
+  // Lets operators on this device be counted. may_leave: what they read may leave for the host once counting of all has ended.
   void allow(const Device& device, bool may_leave) {
     const Terms* now = terms_.load(std::memory_order_relaxed);
     if (now != nullptr && now->may_leave == may_leave && now->device.is_same(device)) return;
@@ -84,10 +100,22 @@ class Counting {
   // Called when counting has ended, and something may be evicted next. Waits for counted kernels of other threads, which have not
   // locked what they read.
   void wait() const {
-    const Terms* now = terms_.load(std::memory_order_relaxed);
-    if (now == nullptr || !now->may_leave || inside_ == (Inside::is_any ? 1 : 0)) return;
+    if (!is_any_inside()) return;
     WithoutGil released;
-    while (inside_ != (Inside::is_any ? 1 : 0)) std::this_thread::yield();
+    while (is_any_inside()) std::this_thread::yield();
+  }
+  // Called around evictions. Between these two, no operator of a backward pass is only counted.
+  void begin_evicting() {
+    is_evicting_++;
+    wait();
+  }
+  void end_evicting() { is_evicting_--; }
+  // Returns whether another thread may be in a counted kernel that reads what something could evict.
+  bool is_any_inside() const { return inside_ != Inside::depth; }
+  // Forgets with which sizes operators of backward passes have made too much.
+  void forget_large() {
+    for (Known& one : known_)
+      if (one.schema.load(std::memory_order_relaxed) != nullptr) one.forget_large();
   }
   // Lets an operator be counted, if it is of a kind that can be.
   void add(const void* schema, const OperatorInfo& info) {
@@ -98,6 +126,8 @@ class Counting {
     one.views = info.handler == HandlerKind::VIEW || info.handler == HandlerKind::NO_TENSORS;
     one.makes = !one.views && info.makes_tensors;
     one.repeatable = !info.random && !info.updates && info.mutates.empty();
+    one.is_steady = one.repeatable || (!info.random && !info.updates && info.mutates == std::vector<size_t>{0});
+    one.forget_large();
     one.is_long = false;
     one.calls = 0;
     one.schema.store(schema, std::memory_order_release);
@@ -113,6 +143,11 @@ class Counting {
   int64_t brief_ns() { return brief_ns_.exchange(0, std::memory_order_relaxed); }
 
  private:
+  Counting() {
+    // Other threads, which may be in a kernel, are not there in a child.
+    pthread_atfork(nullptr, nullptr, [] { own().inside_ = own().is_evicting_ = 0; });
+  }
+
   // What a session lets be counted: operators on its device. Never freed: another thread may read those of an ended session.
   struct Terms {
     Device device;
@@ -121,36 +156,46 @@ class Counting {
     bool is_here() const { return device.is_cpu() || (device.is_current() && device.on_main_stream()); }
   };
 
-  // A thread that is about to run a counted kernel.
+  // A thread that runs a counted kernel. counts: whether something may be evicted otherwise.
   class Inside {
    public:
-    Inside(Counting& counting, const Terms& terms) : counting_(terms.may_leave ? &counting : nullptr) {
+    Inside(Counting& counting, bool counts) : counting_(counts ? &counting : nullptr) {
       if (counting_ == nullptr) return;
       counting_->inside_++;
-      is_any = true;
+      depth++;
     }
     ~Inside() {
       if (counting_ == nullptr) return;
-      is_any = false;
+      depth--;
       counting_->inside_--;
     }
     Inside(const Inside&) = delete;
-    // Whether counting has ended meanwhile.
-    bool is_late(const OwnStorages& own) const { return counting_ != nullptr && !own.census.counting; }
-    static inline thread_local bool is_any = false;
+    static inline thread_local int depth = 0;  // of this thread
 
    private:
     Counting* const counting_;
   };
 
   static constexpr size_t PLACES = 2048, MOST = 1024;
-  static constexpr int64_t TIMES =
-      4;  // what an operator that can't be repeated makes takes at most so many times as its first tensor
+  // What an operator that can't be repeated makes takes at most so many times as its first tensor.
+  static constexpr int64_t TIMES = 4;
 
   // What is known about an operator.
   struct Known {
     std::atomic<const void*> schema{nullptr};
     bool views = false, makes = false, repeatable = false;  // views: its kernel touches no memory
+    bool is_steady = false;  // it writes at most to its first tensor, and depends on nothing but its arguments
+    // The hashes of some sizes with which it has made too much in a backward pass; 0: none.
+    std::array<std::atomic<uint64_t>, 8> large{};
+    std::atomic<size_t> larges{0};
+    bool is_large(const Sizes& sizes) const {
+      return larges != 0 && std::find(large.begin(), large.end(), sizes.hash) != large.end();
+    }
+    void add_large(const Sizes& sizes) { large[larges++ % large.size()] = sizes.hash; }
+    void forget_large() {
+      for (auto& one : large) one = 0;
+      larges = 0;
+    }
     std::atomic<bool> is_long{false};  // as the last call that was timed
     std::atomic<int64_t> calls{0};
   };
@@ -202,6 +247,43 @@ class Counting {
     return true;
   }
 
+  // The same, for one of a backward pass, inside a budget.
+  static bool run_little(Arrival& arrival, Known& known, const OwnStorages& own, const Terms& terms) {
+    if (!known.is_steady) return false;
+    auto run = [&] { Shortage::Kernel::run(/*locked=*/false, /*own=*/true, [&] { arrival.run(); }); };
+    if (known.views) {
+      arrival.run();
+      return true;
+    }
+    int64_t room = own.census.room_for_little();
+    if (!known
+             .repeatable) {  // it can't be stopped in the middle. On a GPU, where it might be refused memory, that would be needed
+      const at::Tensor* first = arrival.first();
+      if (first == nullptr || !first->defined() || !first->unsafeGetTensorImpl()->has_storage()) return false;
+      if (!terms.device.is_cpu() || !own.counts(first->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()))
+        return false;
+      if (static_cast<int64_t>(first->nbytes()) > room / TIMES) return false;
+      run();
+      return true;
+    }
+    Sizes sizes = arrival.sizes();
+    if (sizes.first > room || known.is_large(sizes)) return false;
+    arrival.keep();
+    try {
+      CountedKernel::Exact kernel(room, own.mask());
+      run();
+    } catch (const CountedKernel::TooLarge&) {
+      arrival.restore();
+      known.add_large(sizes);
+      return false;
+    } catch (const c10::OutOfMemoryError&) {
+      arrival.restore();
+      return false;
+    }
+    arrival.drop();
+    return true;
+  }
+
   void add(Known& known, int64_t ns, Stopwatch& watch) {
     watch.leave_out(ns);
     if (known.is_long.load(std::memory_order_relaxed))
@@ -214,7 +296,8 @@ class Counting {
   std::array<Known, PLACES> known_;
   size_t count_ = 0;
   std::atomic<const Terms*> terms_{nullptr};
-  std::atomic<int> inside_{0};  // threads in a counted kernel, if something may leave
+  std::atomic<int> inside_{0};  // threads in a counted kernel, if something may be evicted otherwise
+  std::atomic<int> is_evicting_{0};
   std::atomic<int64_t> next_look_{0}, long_ns_{0}, brief_ns_{0};
 };
 

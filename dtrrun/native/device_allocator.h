@@ -151,7 +151,7 @@ class DeviceAllocator {
   static c10::DataPtr allocate(c10::Allocator* self, size_t nbytes) {
     is_asked_.store(true, std::memory_order_relaxed);
     CountedKernel::allocates(nbytes);
-    bool asks = Shortage::own().asks_before_flush();
+    bool asks = CountedKernel::is_exact() || Shortage::own().asks_before_flush();
     for (int attempt = 0;;) {
       try {
         NothingFits::armed = asks;
@@ -159,6 +159,7 @@ class DeviceAllocator {
         NothingFits::armed = false;
         return found;
       } catch (const NothingFits::Thrown&) {
+        if (CountedKernel::is_exact()) throw CountedKernel::TooLarge{};
         asks = false;
         Shortage::own().before_flush(nbytes);
       } catch (const c10::OutOfMemoryError& error) {

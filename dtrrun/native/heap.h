@@ -72,7 +72,7 @@ class Heap final : public c10::Allocator {
   static constexpr size_t LARGE = size_t{32} << 10;
 
   void* take(size_t nbytes) {
-    if (nbytes >= LARGE) CountedKernel::allocates(nbytes);
+    CountedKernel::allocates(nbytes);
     for (int attempt = 0;; attempt++) {
       if (void* block = nbytes >= LARGE ? take_large(nbytes) : nullptr) {
         c10::profiledCPUMemoryReporter().New(block, nbytes);

@@ -62,6 +62,8 @@ void tick(int64_t now, Stopwatch& watch) {
   if (auto session = interposer) session->tick_after(now, watch);
 }
 void wait_for_counted() { Counting::own().wait(); }
+void begin_evicting() { Counting::own().begin_evicting(); }
+void end_evicting() { Counting::own().end_evicting(); }
 void meet_results(const Arrival& arrival) {
   Gil gil;
   if (auto session = interposer) session->meet_results(arrival);
@@ -125,7 +127,7 @@ PyObject* open_session(PyObject*, PyObject* args) {
 
 PyObject* close_session(PyObject*, PyObject*) {
   is_open = false;
-  OwnStorages::present().census.counting = false;
+  OwnStorages::present().census.counting = OwnStorages::present().census.backward = false;
   unwatch_faults();
   interposer.reset();
   Py_RETURN_NONE;
@@ -194,9 +196,12 @@ PyObject* forget(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* count_only(PyObject*, PyObject* share) {
+PyObject* count_only(PyObject*, PyObject* args) {
+  long long share;
+  int backward;
+  if (!PyArg_ParseTuple(args, "Lp", &share, &backward)) return nullptr;
   return guarded([&]() -> PyObject* {
-    if (interposer) interposer->count_only(as_number(share));
+    if (interposer) interposer->count_only(share, backward != 0);
     Py_RETURN_NONE;
   });
 }
@@ -385,9 +390,9 @@ PyMethodDef session_functions[] = {
     {"instances", instances, METH_VARARGS,
      "instances(objects, classes): return the objects in a list whose type is one of these classes, or derived from one."},
     {"forget", forget, METH_NOARGS, "Forget all signatures."},
-    {"count_only", count_only, METH_O,
-     "count_only(share): between two steps: only count operators from now on, if memory is ample: tensors take at most one in so\n"
-     "many bytes of the limit."},
+    {"count_only", count_only, METH_VARARGS,
+     "count_only(share, backward): between two steps: only count operators from now on, if memory is ample: tensors take at most one\n"
+     "in so many bytes of the limit. backward: otherwise, those of backward passes that make little."},
     {"adopt_counted", adopt_counted, METH_O,
      "adopt_counted(tensors): enter those in a list, and the gradients of those, that have only been counted."},
     {"stay", stay, METH_O,

@@ -102,20 +102,25 @@ class Interposer final : public Turns {
   }
 
   // Called between two steps: only counts operators from now on (counting.h), if memory is ample and nobody has to see them.
-  // share: memory is ample while tensors take at most one in so many bytes of the limit.
-  void count_only(int64_t share) {
+  // share: memory is ample while tensors take at most one in so many bytes of the limit. backward: otherwise, whether operators of
+  // backward passes may be counted that make little.
+  void count_only(int64_t share, bool backward) {
     ledger.settle();
     int64_t ample = ledger.budget_bytes < 0 ? UNLIMITED : ledger.limit / share;
     bool is_ample = !ledger.pressure && ledger.paused == 0 && ledger.peak_bytes <= ample;
     bool is_seen = versions_.observers.any() || versions_.fingerprints.are_taken() || call_observer_.is_on() || recent.is_on;
-    if (!device.is_bound() || device.is_modelled() || device.are_several() || !is_ample || is_seen || is_careful())
-      return core_.recipes.end_counting();
+    bool is_possible = device.is_bound() && !device.is_modelled() && !device.are_several() && !is_seen && !is_careful();
+    bool in_part = !is_ample && backward && may_count_backward();
+    if (!is_possible || !(is_ample || in_part)) return core_.recipes.end_counting();
+    if (!is_ample) core_.recipes.end_counting();
     operators_.each([](const void* schema, const OperatorInfo& info) { Counting::own().add(schema, info); });
     Counting::own().allow(device, /*may_leave=*/ledger.tier != nullptr);
-    own_.census.ample = ample;
+    own_.census.ample = is_ample ? ample : ledger.limit;
     own_.census.share = share;
+    own_.census.little = ledger.limit / LITTLE;
     ledger.tell_census();
-    own_.census.counting = true;
+    own_.census.counting = is_ample;
+    own_.census.backward = !is_ample;
   }
   // Called by operators that are only counted, which have no turn.
   void end_counting() {
@@ -131,7 +136,7 @@ class Interposer final : public Turns {
     Off off;
     Turn turn(lock_, shared_ || is_careful());
     for (const at::Tensor& tensor : arrival.tensors())
-      if (!dtrrun::is_known(tensor, own_, device)) describer_.meet(tensor);
+      if (!dtrrun::is_known(tensor, {own_, device})) describer_.meet(tensor);
   }
 
   // The session has begun to use this GPU, too, if it is not the first.
@@ -213,13 +218,13 @@ class Interposer final : public Turns {
   bool stay(PyObject* tensors) const {
     if (!ledger.counting() || ledger.tier) return false;
     for (PyObject* one : Items(tensors))
-      if (!dtrrun::is_known(tensor_of(one), own_, device)) return false;
+      if (!dtrrun::is_known(tensor_of(one), {own_, device})) return false;
     return true;
   }
 
   // `Access.pin`, for a gradient that is resident. Returns false if it must be handled in Python.
   bool pin_gradient(const at::Tensor& gradient) {
-    if (ledger.counting() && dtrrun::is_known(gradient, own_, device)) return true;  // nothing is evicted
+    if (ledger.counting() && dtrrun::is_known(gradient, {own_, device})) return true;  // nothing is evicted
     Off off;
     ActiveThreadGuard visit(*this);
     if (!is_plain(gradient) || !is_plain_kind(gradient, device) || !device.is_bound() || is_careful()) return false;
@@ -231,6 +236,10 @@ class Interposer final : public Turns {
     TurnScope inside(*this, turn);
     ledger.collect_dead();
     Version* found = versions_.of(gradient);
+    if (found == nullptr && ledger.counts_backward() && dtrrun::is_known(gradient, {own_, device, /*in_memory=*/true})) {
+      found = describer_.known_or_adopted(gradient);
+      own_.stays(gradient.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    }
     if (found == nullptr || !found->resident || found->needed_by) return false;
     core_.recipes.make_constant(found, pins::GRADIENT);
     found->last_access = ledger.clock;
@@ -273,7 +282,7 @@ class Interposer final : public Turns {
   }
 
   // Returns true if another thread is in an operator without a lock.
-  bool is_inside() const { return inside_ != 0 && inside_ != PyThread_get_thread_ident(); }
+  bool is_inside() const { return (inside_ != 0 && inside_ != PyThread_get_thread_ident()) || Counting::own().is_any_inside(); }
 
   Device device;
   void tick_after(int64_t now, Stopwatch& watch) {
@@ -350,6 +359,24 @@ class Interposer final : public Turns {
     const bool is_alone_;  // without a lock, at first
   };
   static inline thread_local TurnScope* scope_ = nullptr;  // this thread's innermost one
+
+  // Returns whether operators of backward passes may be counted in the next step that make little, after what the last one was like:
+  // it has evicted hardly anything that a backward pass had made, and could have evicted more at any time than they may make. What
+  // programs do may change, and what an operator costs: so sometimes a step is handled in full.
+  bool may_count_backward() {
+    int64_t least = std::exchange(ledger.least_evictable, UNLIMITED), of_backward = std::exchange(ledger.evicted_of_backward, 0),
+            evictions = core_.eviction.evictions - std::exchange(evictions_before_, core_.eviction.evictions);
+    bool is_tight = least < ledger.limit / SPARE || of_backward * FEW > evictions;
+    if (shared_ || is_tight || ledger.paused != 0 || steps_in_part_ == IN_PART) {
+      steps_in_part_ = 0;
+      Counting::own().forget_large();
+      return false;
+    }
+    steps_in_part_++;
+    return true;
+  }
+  static constexpr int64_t LITTLE = 64, SPARE = 16, FEW = 32;
+  static constexpr int IN_PART = 15;  // steps, after which one is handled in full
 
   static bool checked_truth(int found) {
     if (found < 0) raise();
@@ -554,6 +581,7 @@ class Interposer final : public Turns {
       Stopwatch::Pause pause(watch);  // Python measures its own time
       describer_.make_signature(call, missed);
     }
+    ledger.in_backward = Counting::is_in_backward();
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
     Observed observed(observation_, info, arrival, call.its_signature.get(), &call);
     call.observed = &observed;
@@ -773,6 +801,8 @@ class Interposer final : public Turns {
   unsigned long home_thread_ = 0;  // the value of `known_home_`
   OwnStorages& own_ = OwnStorages::enter();
   bool shared_ = false;  // by several threads, which take turns with `lock_`
+  int64_t evictions_before_ = 0;  // of the step
+  int steps_in_part_ = 0;  // in which some operators were only counted, since one was handled in full
   int64_t next_look_ = 0, left_ = 0;  // left_: when one was timed last
   const int64_t own_before_ = Stopwatch::own_ns(), cold_before_ = Stopwatch::cold_ns();
 };

@@ -59,7 +59,7 @@ inline Deaths& deaths = *new Deaths;  // never destroyed: storages may live long
 
 // Storages of PyTorch's own class, by the first word of each, its vtable: plain ones, and those that belong to a session. These
 // are WATCHED, which have versions and report their deaths, or COUNTED, whose bytes are in the session's census while they live
-// (counting.h).
+// (counting.h). What an operator of a backward pass has made that was only counted, and what has a version by now, is both: ENTERED.
 //
 // Storages outlive their sessions. So each session has vtables of its own: copies of PyTorch's, with functions of ours in three
 // places, and in front of them whose they are.
@@ -75,7 +75,7 @@ class OwnStorages {
     return **unused;
   }
   void leave() {
-    census.counting = false;
+    census.counting = census.backward = false;
     is_used_ = false;
     present_ = &none();
   }
@@ -86,22 +86,32 @@ class OwnStorages {
 
   bool knows(const c10::StorageImpl* storage) const {
     Table table = table_of(storage);
-    return table == watched_.functions() || table == counted_.functions();
+    return table == watched_.functions() || table == counted_.functions() || table == entered_.functions();
   }
   static bool is_plain(const c10::StorageImpl* storage) { return table_of(storage) == plain(); }
   // Returns true if a storage is of PyTorch's own class, not of a class that someone has derived from it.
   static bool can_watch(const c10::StorageImpl* storage) { return is_plain(storage) || is_own(storage); }
+  bool counts(const c10::StorageImpl* storage) const { return table_of(storage) == counted_.functions(); }
   // Returns true if it is counted, in whatever session.
   static bool is_counted(const c10::StorageImpl* storage) { return table_of(storage)[kind().release] == as_word(&end_counted); }
 
   // Watches a storage that can be watched, for the session that is on.
   static void watch(c10::StorageImpl* storage) {
     OwnStorages& own = present();
-    if (table_of(storage) == own.watched_.functions()) return;
+    Table table = table_of(storage);
+    if (table == own.watched_.functions() || table == own.entered_.functions()) return;
+    bool enters = table == own.counted_.functions() && own.census.backward.load(std::memory_order_relaxed);
     if (is_counted(storage)) uncount(storage);
     if (!is_plain(storage)) owner_of(storage).census.alive--;
     own.census.alive++;
-    use_table(storage, own.watched_.functions());
+    if (enters) own.census.entered.fetch_add(own.size_of(storage), std::memory_order_relaxed);
+    use_table(storage, (enters ? own.entered_ : own.watched_).functions());
+  }
+  // Called when it is known why what was only counted has to stay: it does so in full, too.
+  void stays(c10::StorageImpl* storage) {
+    if (table_of(storage) != entered_.functions()) return;
+    end_entered(storage);
+    use_table(storage, watched_.functions());
   }
   // Counts a plain storage.
   void count(c10::StorageImpl* storage) {
@@ -111,6 +121,7 @@ class OwnStorages {
   }
   // mask: rounds bytes as the session's allocator does.
   void round_with(int64_t mask) { mask_ = mask; }
+  int64_t mask() const { return mask_; }
 
  private:
   using Word [[gnu::may_alias]] = void*;
@@ -190,7 +201,8 @@ class OwnStorages {
 
   OwnStorages()
       : watched_(this, run<&end_watched, &Kind::complete>, run<&end_watched, &Kind::deleting>, end_watched_with_references),
-        counted_(this, run<&uncount, &Kind::complete>, run<&uncount, &Kind::deleting>, end_counted) {}
+        counted_(this, run<&uncount, &Kind::complete>, run<&uncount, &Kind::deleting>, end_counted),
+        entered_(this, run<&end_entered, &Kind::complete>, run<&end_entered, &Kind::deleting>, end_entered_with_references) {}
   // For storages that are watched without a session.
   static OwnStorages& none() {
     static OwnStorages& none = *new OwnStorages;
@@ -206,7 +218,8 @@ class OwnStorages {
   }
   static bool is_own(const c10::StorageImpl* storage) {
     Word release = table_of(storage)[kind().release];
-    return release == as_word(&end_counted) || release == as_word(&end_watched_with_references);
+    return release == as_word(&end_counted) || release == as_word(&end_watched_with_references) ||
+           release == as_word(&end_entered_with_references);
   }
   static OwnStorages& owner_of(const c10::StorageImpl* storage) { return Vtable::owner_of(table_of(storage)); }
   int64_t size_of(const c10::StorageImpl* storage) const { return rounded(static_cast<int64_t>(storage->nbytes()), mask_); }
@@ -228,9 +241,17 @@ class OwnStorages {
     run<&end_watched, &Kind::release>(storage);
     deaths.add(storage);
   }
+  static void end_entered(c10::StorageImpl* storage) {
+    OwnStorages& owner = owner_of(storage);
+    owner.census.entered.fetch_sub(owner.size_of(storage), std::memory_order_relaxed);
+  }
+  static void end_entered_with_references(c10::StorageImpl* storage) {
+    run<&end_entered, &Kind::release>(storage);
+    deaths.add(storage);
+  }
   static void end_counted(c10::StorageImpl* storage) { run<&uncount, &Kind::release>(storage); }
 
-  Vtable watched_, counted_;
+  Vtable watched_, counted_, entered_;
   int64_t mask_ = -1;
   bool is_used_ = false;
   static std::atomic<OwnStorages*> present_;

@@ -117,8 +117,13 @@ class TypedArrival final : public Returning<Result> {
   void keep() override {}  // a kernel does not consume its arguments
   void restore() override {}
   void drop() override {}
-  bool is_known(const OwnStorages& own, const Device& device) override {
-    return std::apply([&](const auto&... all) { return (dtrrun::is_known(all, own, device) && ...); }, args_);
+  bool is_known(const Ours& ours) override {
+    return std::apply([&](const auto&... all) { return (dtrrun::is_known(all, ours) && ...); }, args_);
+  }
+  Sizes sizes() override {
+    Sizes found;
+    std::apply([&](const auto&... all) { (found.add(all), ...); }, args_);
+    return found;
   }
 
  private:

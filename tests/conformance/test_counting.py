@@ -218,7 +218,7 @@ def test_what_was_counted_is_named_when_the_budget_is_too_small():
         assert session.ledger.counting
         kept = [torch.ones(1 << 18) * one for one in range(8)]  # 8 MB, a fifth
         assert session.ledger.counting
-        with pytest.raises(dtrrun.BudgetError, match=r"made while memory was ample +8\.\d+ MB"):
+        with pytest.raises(dtrrun.BudgetError, match=r"only counted +8\.\d+ MB"):
             kept += [torch.full((1 << 18,), 2.0).numpy() for _ in range(40)]
 
 

@@ -322,13 +322,28 @@ native(
     ("new tensors are not counted", "if («!arrival.count_results(own)») meet_results(arrival);", "false",
      "counting::peaks_are_those_of_the_full_way"),
     ("what is new to the session is not entered",
-     "if («!arrival.is_known(own, terms.device)» || !terms.is_here())", "false",
+     "«!arrival.is_known({own, terms.device, /*in_memory=*/!all})»", "false",
      "counting::a_later_session_counts_what_an_earlier_one_has_counted"),
     ("a counted kernel takes any amount of memory", "CountedKernel kernel(«room»);", "UNLIMITED",
      "counting::an_operator_that_there_is_no_room_for_is_refused_before_it_has_run[False]"),
+    ("what has a version is written to without notice",
+     "«!own.counts(first->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())»",
+     "false", "counting_backward::the_same_bits"),
+    ("what autograd records is only counted", "return «!at::GradMode::is_enabled()» &&", "true",
+     "counting_backward::what_autograd_records_is_handled_in_full"),
+    ("a backward pass makes any amount that stays",
+     "CountedKernel::Exact kernel(«room», own.mask());", "UNLIMITED",
+     "counting_backward::what_is_counted_and_stays_takes_a_64th_of_the_budget"),
+    ("evictions do not wait for counted kernels", "is_evicting_++;\n    «wait();»", "",
+     "counting_backward::what_a_counted_kernel_reads_is_not_evicted_meanwhile"),
     ("counting never ends",
      "if («own.census.note() > own.census.ample.load(std::memory_order_relaxed)») end_counting();",
-     "(own.census.note(), false)", "counting::a_step_that_takes_more_than_the_budget_is_kept_inside"),
+     "(own.census.note(), false)", ""),  # the next operator that is handled in full ends it
+)
+native(
+    "counting", "arrival.h",
+    ("what has been evicted is read", "!(ours.in_memory && «is_empty(storage)»)", "false",
+     ""),  # on a CPU, it is brought back by the handler of faults
 )
 native(
     "counting", "core/recipes.cpp",

@@ -41,6 +41,8 @@ class Policy {
     pool_.make_all_due();
   }
   bool may_copy() const { return copy_cost_ != nullptr; }
+  // Returns the bytes of all nodes that may be evicted.
+  int64_t evictable_bytes() const { return pool_.nbytes; }
   // Drops the references to all nodes, without updating the nodes.
   void clear() { pool_.clear(); }
 

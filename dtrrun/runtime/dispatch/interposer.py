@@ -187,8 +187,11 @@ class Interposer:
         self.touch(version, self.native.settle)
 
     def count_only(self) -> None:
-        """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`)."""
-        self.native.count_only(AMPLE)
+        """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`).
+
+        Otherwise those of backward passes that make little; but not if the cost model prices operators.
+        """
+        self.native.count_only(AMPLE, not self.prices)
 
     def adopt_counted(self) -> None:
         """Enter what operators that were only counted have made, so that it may leave for the host.
