@@ -22,6 +22,13 @@ class CountedKernel {
   static void allocates(size_t nbytes) {
     if (innermost_ != nullptr) innermost_->take(static_cast<int64_t>(nbytes));
   }
+  // Returns whether it has been stopped. Code between may have caught the exception, and gone on or raised another one.
+  bool has_refused() const { return refused_; }
+  // Stops the kernel in this thread, which must be there.
+  [[noreturn]] static void refuse() {
+    innermost_->refused_ = true;
+    throw TooLarge{};
+  }
   // Returns whether there is one that must not make the allocator look for memory.
   static bool is_exact() { return innermost_ != nullptr && innermost_->exact_; }
 
@@ -30,11 +37,12 @@ class CountedKernel {
       : room_(room), exact_(exact), mask_(mask), outer_(std::exchange(innermost_, this)) {}
   void take(int64_t nbytes) {
     nbytes = (nbytes - 1 - mask_) & mask_;
-    if (nbytes > room_) throw TooLarge{};
+    if (nbytes > room_) refuse();
     if (exact_) room_ -= nbytes;
   }
 
   int64_t room_;
+  bool refused_ = false;
   const bool exact_;
   const int64_t mask_;  // as of `rounded` in storages.h
   CountedKernel* const outer_;

@@ -232,19 +232,26 @@ class Counting {
       run();
       return true;
     }
+    CountedKernel kernel(room);
+    return is_done(arrival, kernel, run);
+  }
+
+  // Runs a kernel that may be stopped. Returns false, with its arguments as before, if it has been.
+  template <class Run>
+  static bool is_done(Arrival& arrival, const CountedKernel& kernel, const Run& run) {
     arrival.keep();
     try {
-      CountedKernel kernel(room);
       run();
-    } catch (const CountedKernel::TooLarge&) {
-      arrival.restore();
-      return false;
+      if (!kernel.has_refused()) {
+        arrival.drop();
+        return true;
+      }
     } catch (const c10::OutOfMemoryError&) {  // on a GPU, others may have its memory
-      arrival.restore();
-      return false;
+    } catch (...) {
+      if (!kernel.has_refused()) throw;
     }
-    arrival.drop();
-    return true;
+    arrival.restore();
+    return false;
   }
 
   // The same, for one of a backward pass, inside a budget.
@@ -268,20 +275,10 @@ class Counting {
     }
     Sizes sizes = arrival.sizes();
     if (sizes.first > room || known.is_large(sizes)) return false;
-    arrival.keep();
-    try {
-      CountedKernel::Exact kernel(room, own.mask());
-      run();
-    } catch (const CountedKernel::TooLarge&) {
-      arrival.restore();
-      known.add_large(sizes);
-      return false;
-    } catch (const c10::OutOfMemoryError&) {
-      arrival.restore();
-      return false;
-    }
-    arrival.drop();
-    return true;
+    CountedKernel::Exact kernel(room, own.mask());
+    bool done = is_done(arrival, kernel, run);
+    if (!done) known.add_large(sizes);
+    return done;
   }
 
   void add(Known& known, int64_t ns, Stopwatch& watch) {

@@ -159,7 +159,7 @@ class DeviceAllocator {
         NothingFits::armed = false;
         return found;
       } catch (const NothingFits::Thrown&) {
-        if (CountedKernel::is_exact()) throw CountedKernel::TooLarge{};
+        if (CountedKernel::is_exact()) CountedKernel::refuse();
         asks = false;
         Shortage::own().before_flush(nbytes);
       } catch (const c10::OutOfMemoryError& error) {
