@@ -26,14 +26,12 @@ struct Ours {
   bool in_memory = false;
 };
 
-// What the bytes of a call's results mostly depend on: the sizes of its tensors, and sizes among its arguments.
-struct Sizes {
-  int64_t first = 0;  // the bytes of the first tensor
-  uint64_t hash = 0;  // of all sizes
+// A hash of what the bytes of a call's results mostly depend on: the sizes of its tensors, and sizes among its arguments.
+struct SizesHash {
+  uint64_t hash = 0;
 
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    if (first == 0) first = static_cast<int64_t>(tensor.nbytes());
     add(tensor.sizes());
     mix(static_cast<uint64_t>(tensor.scalar_type()) << 32);
   }
@@ -90,7 +88,8 @@ class Arrival {
   // For operators that are only counted (counting.h). Returns whether all its tensors are plain ones on the session's device, whose
   // bytes it counts already, or numbers of the program, and whether it names no other device.
   virtual bool is_known(const Ours& ours) = 0;
-  virtual Sizes sizes() = 0;
+  // Returns a hash of the sizes among its arguments.
+  virtual uint64_t hash_of_sizes() = 0;
   // Counts the storages that its kernel has made. Returns false if a result is not plain.
   virtual bool count_results(OwnStorages& own) = 0;
 
@@ -187,10 +186,10 @@ class BoxedArrival final : public Arrival {
       if (!dtrrun::is_known(all[place], ours)) return false;
     return true;
   }
-  Sizes sizes() override {
-    Sizes found;
+  uint64_t hash_of_sizes() override {
+    SizesHash found;
     for (size_t place = 0; place < count; place++) found.add(values()[place]);
-    return found;
+    return found.hash;
   }
   bool count_results(OwnStorages& own) override {
     bool all = true;

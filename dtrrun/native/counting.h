@@ -185,19 +185,19 @@ class Counting {
     std::atomic<const void*> schema{nullptr};
     bool views = false, makes = false, repeatable = false;  // views: its kernel touches no memory
     bool is_steady = false;  // it writes at most to its first tensor, and depends on nothing but its arguments
-    // The hashes of some sizes with which it has made too much in a backward pass; 0: none.
-    std::array<std::atomic<uint64_t>, 8> large{};
+    std::atomic<bool> is_long{false};  // as the last call that was timed
+    std::atomic<int64_t> calls{0};
+    // Hashes of some sizes with which it has made too much in a backward pass; 0: none. Last: rarely read.
     std::atomic<size_t> larges{0};
-    bool is_large(const Sizes& sizes) const {
-      return larges != 0 && std::find(large.begin(), large.end(), sizes.hash) != large.end();
+    std::array<std::atomic<uint64_t>, 8> large{};
+    bool is_large(Arrival& arrival) const {
+      return larges != 0 && std::find(large.begin(), large.end(), arrival.hash_of_sizes()) != large.end();
     }
-    void add_large(const Sizes& sizes) { large[larges++ % large.size()] = sizes.hash; }
+    void add_large(Arrival& arrival) { large[larges++ % large.size()] = arrival.hash_of_sizes(); }
     void forget_large() {
       for (auto& one : large) one = 0;
       larges = 0;
     }
-    std::atomic<bool> is_long{false};  // as the last call that was timed
-    std::atomic<int64_t> calls{0};
   };
 
   Known* place_of(const void* schema) {
@@ -263,21 +263,20 @@ class Counting {
       return true;
     }
     int64_t room = own.census.room_for_little();
-    if (!known
-             .repeatable) {  // it can't be stopped in the middle. On a GPU, where it might be refused memory, that would be needed
-      const at::Tensor* first = arrival.first();
-      if (first == nullptr || !first->defined() || !first->unsafeGetTensorImpl()->has_storage()) return false;
+    const at::Tensor* first = arrival.first();
+    int64_t nbytes = first == nullptr || !first->defined() ? 0 : static_cast<int64_t>(first->nbytes());
+    // What can't be repeated can't be stopped in the middle. On a GPU, where it might be refused memory, that would be needed.
+    if (!known.repeatable) {
+      if (nbytes == 0 || nbytes > room / TIMES || !first->unsafeGetTensorImpl()->has_storage()) return false;
       if (!terms.device.is_cpu() || !own.counts(first->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()))
         return false;
-      if (static_cast<int64_t>(first->nbytes()) > room / TIMES) return false;
       run();
       return true;
     }
-    Sizes sizes = arrival.sizes();
-    if (sizes.first > room || known.is_large(sizes)) return false;
+    if (nbytes > room || known.is_large(arrival)) return false;
     CountedKernel::Exact kernel(room, own.mask());
     bool done = is_done(arrival, kernel, run);
-    if (!done) known.add_large(sizes);
+    if (!done) known.add_large(arrival);
     return done;
   }
 

@@ -111,8 +111,9 @@ class Interposer final : public Turns {
     bool is_seen = versions_.observers.any() || versions_.fingerprints.are_taken() || call_observer_.is_on() || recent.is_on;
     bool is_possible = device.is_bound() && !device.is_modelled() && !device.are_several() && !is_seen && !is_careful();
     bool in_part = !is_ample && backward && may_count_backward();
-    if (!is_possible || !(is_ample || in_part)) return core_.recipes.end_counting();
-    if (!is_ample) core_.recipes.end_counting();
+    bool counts = is_possible && (is_ample || in_part);
+    if (!counts || !is_ample) core_.recipes.end_counting();
+    if (!counts) return;
     operators_.each([](const void* schema, const OperatorInfo& info) { Counting::own().add(schema, info); });
     Counting::own().allow(device, /*may_leave=*/ledger.tier != nullptr);
     own_.census.ample = is_ample ? ample : ledger.limit;

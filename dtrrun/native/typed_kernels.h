@@ -120,10 +120,10 @@ class TypedArrival final : public Returning<Result> {
   bool is_known(const Ours& ours) override {
     return std::apply([&](const auto&... all) { return (dtrrun::is_known(all, ours) && ...); }, args_);
   }
-  Sizes sizes() override {
-    Sizes found;
+  uint64_t hash_of_sizes() override {
+    SizesHash found;
     std::apply([&](const auto&... all) { (found.add(all), ...); }, args_);
-    return found;
+    return found.hash;
   }
 
  private:
