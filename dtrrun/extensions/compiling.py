@@ -35,7 +35,7 @@ LIBRARY = (
 """The core, which both extensions contain."""
 FILES = (
     (*(NATIVE / f"{name}.cpp" for name in ("interposer", "memory_functions", "foreign_functions")), *LIBRARY),
-    (NATIVE / "python_objects.cpp", NATIVE / "way_in.cpp"),
+    (NATIVE / "python_objects.cpp", NATIVE / "turn_lock.cpp", NATIVE / "way_in.cpp"),
 )
 """The native extension's, in the units in which they are compiled as a whole."""
 CORE_FILES = ((BINDINGS / "core.cpp", *LIBRARY),)

@@ -9,7 +9,7 @@ namespace dtrrun {
 
 class Admission {
  public:
-  Admission(PyObject* callbacks, const Lock& lock, TensorVersions& versions)
+  Admission(PyObject* callbacks, TurnLock& lock, TensorVersions& versions)
       : callbacks_(Ref::copy(callbacks)), lock_(lock), versions_(versions), core_(versions.core), ledger_(core_.ledger) {}
 
   // The time that admitting a call has taken, in ns. elsewhere: the part that is accounted for elsewhere.
@@ -87,7 +87,7 @@ class Admission {
   }
 
   Ref callbacks_;
-  const Lock& lock_;
+  TurnLock& lock_;
   TensorVersions& versions_;
   Core& core_;
   Ledger& ledger_;

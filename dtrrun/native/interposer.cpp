@@ -458,5 +458,10 @@ PyMODINIT_FUNC PyInit__dtrrun_native() {
   if (observed_call_type == nullptr || CompiledKernel::type == nullptr || PyModule_AddType(made.get(), observed_call_type) < 0)
     return nullptr;
   if (CallNotesObject::type == nullptr || PyModule_AddType(made.get(), CallNotesObject::type) < 0) return nullptr;
-  return made.release();
+  return guarded([&] {
+    translate_errors();
+    auto extension = py::reinterpret_borrow<py::module_>(made.get());
+    bind_turn_lock(extension);
+    return made.release();
+  });
 }

@@ -35,8 +35,8 @@ class Interposer final : public Turns {
         composites_(attribute(callbacks_.get(), "composites")),
         away_(attribute(attribute(callbacks_.get(), "turns").get(), "away")), kernels_(attribute(callbacks_.get(), "kernels")),
         versions_(ledger_.get(), as_number(attribute(python, "mask").get())), recent(versions_), core_(versions_.core),
-        ledger(core_.ledger), operators_(python), lock_(callbacks_.get()), replays_(python, operators_, this->device),
-        admission_(callbacks_.get(), lock_, versions_), lists_(versions_),
+        ledger(core_.ledger), operators_(python), lock_(*bound<TurnLock>(attribute(callbacks_.get(), "lock").get())),
+        replays_(python, operators_, this->device), admission_(callbacks_.get(), lock_, versions_), lists_(versions_),
         first_calls_(python, attribute(callbacks_.get(), "signatures").get(), versions_),
         describer_(callbacks_.get(), this->device, versions_, first_calls_),
         recording_(python, callbacks_.get(), this->device, versions_), measuring_(python, this->device),
@@ -786,7 +786,7 @@ class Interposer final : public Turns {
   std::vector<unsigned long> visitors_;  // on a GPU: the threads whose operators are being handled
   std::shared_ptr<int> ticket_ = std::make_shared<int>();  // shows whether another thread has joined this session
   OperatorTable operators_;
-  Lock lock_;
+  TurnLock& lock_;
   Replays replays_;
   Admission admission_;
   ListUpdates lists_;

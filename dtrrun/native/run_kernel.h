@@ -14,7 +14,7 @@ namespace dtrrun {
 class KernelRun {
  public:
   KernelRun(PyObject* python, PyObject* callbacks, const Device& device, TensorVersions& versions, FirstCalls& first_calls,
-            Measuring& measuring, Turns& turns, const Lock& lock)
+            Measuring& measuring, Turns& turns, TurnLock& lock)
       : python_(Ref::copy(python)), callbacks_(Ref::copy(callbacks)), device_(device), versions_(versions), core_(versions.core),
         first_calls_(first_calls), measuring_(measuring), turns_(turns), lock_(lock) {}
 
@@ -71,7 +71,7 @@ class KernelRun {
   // Brings back what a kernel that is not PyTorch's own touches besides its arguments, and keeps it until the kernel has ended.
   class Touched {
    public:
-    Touched(TensorVersions& versions, const Lock& lock) : versions_(versions), lock_(lock) {}
+    Touched(TensorVersions& versions, TurnLock& lock) : versions_(versions), lock_(lock) {}
     ~Touched() {
       if (locked_.empty()) return;
       for (const VersionRef& one : locked_) one->locks--;
@@ -94,7 +94,7 @@ class KernelRun {
 
    private:
     TensorVersions& versions_;
-    const Lock& lock_;
+    TurnLock& lock_;
     std::vector<VersionRef> locked_;
   };
 
@@ -215,7 +215,7 @@ class KernelRun {
   FirstCalls& first_calls_;
   Measuring& measuring_;
   Turns& turns_;
-  const Lock& lock_;
+  TurnLock& lock_;
 };
 
 }  // namespace dtrrun

@@ -8,48 +8,25 @@
 #include <exception>
 #include <thread>
 
-#include "python.h"
+#include "turn_lock.h"
 
 namespace dtrrun {
 
-// The lock of a session (`TurnLock`), which is reentrant. Waiting for it releases the GIL.
-class Lock {
- public:
-  explicit Lock(PyObject* callbacks)
-      : acquire_(attribute(attribute(callbacks, "lock").get(), "acquire")),
-        release_(attribute(attribute(callbacks, "lock").get(), "release")),
-        wait_(attribute(attribute(callbacks, "lock").get(), "wait")) {}
-
-  // Returns how long it waited, in ns. Raises what a signal handler raises meanwhile.
-  int64_t acquire() const {
-    if (checked(PyObject_CallOneArg(acquire_.get(), Py_False)).get() == Py_True) return 0;
-    int64_t started = now_ns();
-    checked(PyObject_CallNoArgs(wait_.get()));
-    return now_ns() - started;
-  }
-  void release() const {
-    if (!Ref(PyObject_CallNoArgs(release_.get()))) PyErr_WriteUnraisable(release_.get());
-  }
-
- private:
-  Ref acquire_, release_, wait_;
-};
-
 class Held {
  public:
-  explicit Held(const Lock& lock) : lock_(lock) { lock.acquire(); }
+  explicit Held(TurnLock& lock) : lock_(lock) { lock.acquire(); }
   ~Held() { lock_.release(); }
   Held(const Held&) = delete;
 
  private:
-  const Lock& lock_;
+  TurnLock& lock_;
 };
 
 // The turn of one operator.
 class Turn {
  public:
   // shared: whether other threads use the session. Otherwise there is nothing to wait for.
-  Turn(const Lock& lock, bool shared) : lock_(lock), shared_(shared) {
+  Turn(TurnLock& lock, bool shared) : lock_(lock), shared_(shared) {
     if (shared) waited_ns = lock.acquire();
   }
   ~Turn() {
@@ -86,7 +63,7 @@ class Turn {
   int64_t waited_ns = 0;
 
  private:
-  const Lock& lock_;
+  TurnLock& lock_;
   bool shared_;
   std::exception_ptr interrupt_;
 };

@@ -29,7 +29,7 @@ from dtrrun.runtime.costs import UNKNOWN, read_costs
 from dtrrun.runtime.dispatch import native
 from dtrrun.runtime.dispatch.callbacks import Callbacks, Own
 from dtrrun.runtime.dispatch.signatures import Signatures
-from dtrrun.runtime.dispatch.turns import TurnLock
+from dtrrun.runtime.dispatch.turns import lock_of_session
 from dtrrun.runtime.errors import Advice, BudgetError
 from dtrrun.runtime.execute import Executor
 from dtrrun.runtime.guards import below, interposed
@@ -117,13 +117,13 @@ class Session:
         self._said_exceeded = "", 0  # the latest warning that the budget is exceeded, and by how many bytes
         self.running = False
         self.ending = False  # the process ends, and the figures are published for the last time
-        self._lock = TurnLock(self.alert)
-        self._operator_ended = threading.Condition(self._lock)
         self.device = devices.choose(settings)
         self._recorder = optional.recorder(settings)
         self.fingerprints = optional.fingerprints(settings, self.device.refused)
         self._native = native.load(settings)
         storage.use_extension(self._native)
+        self._lock = lock_of_session(self._native, self.alert)
+        self._operator_ended = threading.Condition(self._lock)
         self._heap = self._make_heap()
         executor = Executor(self.device.memory, self.device, self._between_replays)
         self.dtr = DTR(
@@ -144,7 +144,7 @@ class Session:
             met_device=self._met_device,
             room_given_back=lambda: self.callbacks.tell_waiting(),
         )
-        self.ledger = self._lock.ledger = self.dtr.ledger
+        self.ledger = self.dtr.ledger
         self.ledger.lock = self._lock
         known = UNKNOWN
         if settings.costs is not None and settings.cost == "measured":
@@ -168,6 +168,7 @@ class Session:
             met_leaf=self._met_leaf,
             met_thread=self._threaded,
             too_small=self._too_small,
+            alert=self.alert,
             native=self._native,
         )
         self.device.connect(self.dtr, self.callbacks, self.warn, self.alert)

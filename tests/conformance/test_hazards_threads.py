@@ -920,6 +920,7 @@ def test_a_thread_uses_its_device_again_once_it_has_its_turn_back():
     """Of several GPUs, another thread may have used another one meanwhile."""
     with dtrrun.budget("1GB") as session:
         lock, ledger, ended = session.callbacks.lock, session.ledger, session._operator_ended
+        turns = session.callbacks.turns
 
         def use_another():
             with lock:
@@ -928,9 +929,9 @@ def test_a_thread_uses_its_device_again_once_it_has_its_turn_back():
 
         with lock:
             threading.Thread(target=use_another).start()
-            assert ended.wait(60)
+            assert turns.wait(60)
             assert ledger.device == 0
-            with session.callbacks.turns.given_up():
+            with turns.given_up():
                 other = threading.Thread(target=use_another)
                 other.start()
                 other.join()

@@ -170,3 +170,9 @@ native(
     ("the settings of backends are not read", "if («general») return found;", "true",
      "unit/kernel_settings::settings_of_backends_are_read_where_they_matter"),
 )
+native(
+    "replays", "turn_lock.cpp",
+    ("an interrupt prevents a turn from being taken back",
+     "«interrupt = std::current_exception();»", "throw;",
+     "unit/turn_lock::whoever_gave_it_up_has_it_again_whatever_is_raised"),
+)

@@ -29,7 +29,7 @@ from dtrrun.runtime.dispatch.arguments import (
 from dtrrun.runtime.dispatch.kernels import Reading, has_python_kernel, reading_of
 from dtrrun.runtime.dispatch.outputs import new_storages
 from dtrrun.runtime.dispatch.signatures import Signatures
-from dtrrun.runtime.dispatch.turns import TurnLock, Turns
+from dtrrun.runtime.dispatch.turns import Turns
 from dtrrun.runtime.errors import BudgetError
 from dtrrun.runtime.guards import below
 from dtrrun.runtime.observe.own_time import without_waits
@@ -91,7 +91,7 @@ class Callbacks:
         self,
         dtr: DTR,
         signatures: Signatures,
-        lock: TurnLock,
+        lock: Any,
         ended: threading.Condition,
         *,
         device: Any,
@@ -100,12 +100,14 @@ class Callbacks:
         met_leaf: Callable[[torch.Tensor], None],
         met_thread: Callable[[], None],
         too_small: Callable[..., None],
+        alert: Callable[[str], None],
         native: Any,
     ) -> None:
-        """ended: a condition of the lock, notified when an operator has ended. device: the session's, if it
-        is a GPU. kernels: our kernels of composite operators. tick: called periodically. met_leaf: called
-        with autograd leaves. met_thread: called when another thread is about to run operators. too_small:
-        called with an error that is about to be raised to the program. native: the extension."""
+        """lock: of the session (`turns.lock_of_session`). ended: a condition of it, notified when an operator
+        has ended. device: the session's, if it is a GPU. kernels: our kernels of composite operators. tick:
+        called periodically. met_leaf: called with autograd leaves. met_thread: called when another thread is
+        about to run operators. too_small: called with an error that is about to be raised to the program.
+        alert: called with a line for the user. native: the extension."""
         self.dtr, self.ledger = dtr, dtr.ledger
         self._operators, self._eviction = dtr.operators, dtr.eviction
         self._rematerializer = dtr.rematerializer
@@ -117,7 +119,7 @@ class Callbacks:
         self.operators: dict[int, Operator] = {}
         """By the overload's id, since hashing an overload calls Python; its `Operator` keeps it alive."""
         self.reasons = Reasons(dtr.recipes.end_counting)
-        self.turns = Turns(lock, ended, self.reasons, native)
+        self.turns = Turns(lock, ended, self.ledger, self.reasons, native, alert)
         self.next_tick = 0  # ns
         # Our time in `Own`, while the thread ran: in pieces of up to `BRIEF_NS`, and what others take longer.
         self.brief_ns = self.long_ns = 0
@@ -371,7 +373,7 @@ class Callbacks:
             return False
         self.waiting += 1
         try:
-            return self._ended.wait(PATIENCE_SECONDS) or self._eviction.stops_waiting()
+            return self.turns.wait(PATIENCE_SECONDS) or self._eviction.stops_waiting()
         finally:
             self.waiting -= 1
 
@@ -390,7 +392,7 @@ class Callbacks:
                     return found
                 if now_ns() > ends:
                     raise RuntimeError("another thread does not stop using it")
-                self._ended.wait(POLL_SECONDS)  # custom functions release their locks without notifying
+                self.turns.wait(POLL_SECONDS)  # custom functions release their locks without notifying
         finally:
             self.waiting -= 1
 

@@ -14,7 +14,7 @@ thread gives up the lock, and looks again at what may have changed once it has i
 
 Python may also call a signal handler, or a finalizer in a collection of its own, at any moment, even in a
 turn, and shape functions (`register_fake`) run in one. If these wait for a thread that waits for its turn,
-`TurnLock` says so.
+a line says so (`late`).
 
 While a thread has given up its turn in the middle of an operator, the others look before each of theirs. What
 it reads is locked in memory, and an operator that writes to that waits (`Turns.wait_for_replays`).
@@ -22,9 +22,7 @@ it reads is locked in memory, and an operator that writes to that waits (`Turns.
 
 from __future__ import annotations
 
-import _thread
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +35,7 @@ from typing import Any
 import torch
 
 from dtrrun.core.graph import Version
+from dtrrun.core.ledger import Ledger
 
 PATIENCE_SECONDS = 30.0
 LOOK_SECONDS = 20e-6
@@ -53,68 +52,27 @@ _PACKAGES = tuple(
 )
 
 
-_RLock: Any = _thread.RLock
-
-
-class TurnLock(_RLock):  # type: ignore[misc]
-    """A reentrant lock. A thread that has waited for long says who has it.
-
-    A thread that gives it up for a while uses the same device afterwards (`Ledger.use`): another may have had
-    its turn.
-    """
-
-    ledger: Any  # the session's, once it has one
-
-    def __init__(self, alert: Callable[[str], None]) -> None:
-        """alert: called with a line for the user."""
-        self.alert = alert
-
-    def __enter__(self) -> bool:
-        return self.acquire(False) or self.wait()
-
-    def wait(self) -> bool:
-        """Acquire the lock, which another thread has."""
-        if not self.acquire(timeout=PATIENCE_SECONDS):
-            self.alert(late(self._owner()))
-            self.acquire()
-        return True
-
-    def _owner(self) -> int:
-        """Return the thread that has the lock; 0 if there is none."""
-        found = re.search(r" owner=(\d+)", repr(self))
-        return int(found[1]) if found else 0
-
-    def give_up(self) -> tuple[int, int]:
-        """Release the lock as often as this thread has acquired it.
-
-        Returns how often that is, and the device in use.
-        """
-        if not self._is_owned():
-            return 0, 0
-        device = self.ledger.device
-        return super()._release_save()[0], device
-
-    _release_save = give_up  # called by conditions, before they wait
-
-    def take_back(self, given_up: tuple[int, int]) -> None:
-        """Acquire the lock as often as it was given up, and use the same device again."""
-        count, device = given_up
-        for _ in range(count):
-            self.__enter__()
-        if count:
-            self.ledger.use(device)
-
-    _acquire_restore = take_back  # once they have waited
+def lock_of_session(native: Any, alert: Callable[[str], None]) -> Any:
+    """Return a reentrant lock (`turn_lock.h`). If a thread waits long for it, `alert` is told who has it."""
+    return native.TurnLock(lambda owner: alert(late(owner)))
 
 
 class Turns:
     """Lets threads of the program give up their turns."""
 
-    def __init__(self, lock: TurnLock, ended: threading.Condition, reasons: Any, native: Any) -> None:
+    def __init__(
+        self,
+        lock: Any,
+        ended: threading.Condition,
+        ledger: Ledger,
+        reasons: Any,
+        native: Any,
+        alert: Callable[[str], None],
+    ) -> None:
         """ended: a condition of the lock, notified when an operator has ended. reasons: why operators
-        are handled with care. native: the extension."""
-        self._lock, self._ended, self._reasons, self._native = lock, ended, reasons, native
-        self._alert = lock.alert
+        are handled with care. native: the extension. alert: called with a line for the user."""
+        self._lock, self._ended, self._ledger = lock, ended, ledger
+        self._reasons, self._native, self._alert = reasons, native, alert
         self.away: list[tuple[int, Sequence[Version]]] = []
         """The threads that have given up their turns in the middle of an operator, and what they read."""
 
@@ -128,18 +86,31 @@ class Turns:
         alone = self._native.leave_turn()  # without the lock
         self.away.append(one)
         self._reasons.add(GIVEN_UP)
-        given_up = self._lock.give_up()
+        owned, device = self._lock._is_owned(), self._ledger.device
         try:
-            yield
+            with self._lock.given_up():
+                yield
         finally:
-            self._lock.take_back(given_up)
+            if owned:
+                self._ledger.use(device)
             self.away.remove(one)
             if not self.away:
                 self._reasons.remove(GIVEN_UP)
             while alone and not self._native.rejoin_turn():
                 sleep(LOOK_SECONDS)
-            if given_up[0]:
+            if owned:
                 self._ended.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until an operator of another thread ends. Returns False on timeout.
+
+        The caller holds the lock, which is released meanwhile, and then uses the same device again.
+        """
+        device = self._ledger.device
+        try:
+            return self._ended.wait(seconds)
+        finally:
+            self._ledger.use(device)
 
     def others(self) -> bool:
         """Return whether another thread has given up its turn in the middle of an operator."""
@@ -155,7 +126,7 @@ class Turns:
             return False
         ends = monotonic() + PATIENCE_SECONDS
         while (reader := self._reader_of(written)) is not None:
-            self._ended.wait(POLL_SECONDS)
+            self.wait(POLL_SECONDS)
             if monotonic() > ends:
                 self._alert(late(reader))
                 ends = float("inf")
