@@ -16,6 +16,8 @@ WARNINGS = (
     # Nodes are embedded in Python objects (bindings/nodes.h). g++ and clang++ know the place of a node there
     # even though its class has a base class.
     "-Wno-invalid-offsetof",
+    # pybind11's classes are hidden, and ours that hold them are not in the native extension, like PyTorch's.
+    "-Wno-attributes",
 )
 
 

@@ -1,6 +1,7 @@
 // What the core asks of Python, in a session as in a simulation.
 #pragma once
 
+#include "ledger.h"
 #include "operators.h"
 
 namespace dtrrun {
@@ -9,127 +10,99 @@ class PythonBackend : public Backend {
  public:
   explicit PythonBackend(PyObject* ledger) : ledger_(ledger) {}  // it owns this object
 
-  bool has_heap() const override { return has(links().heap); }
+  bool has_heap() const override { return !links().heap.is_none(); }
   void check_heap() override {
-    Ledger& ledger = core().ledger;
-    int64_t limit = ledger.budget_bytes < 0 ? ledger.peak_bytes : ledger.limit;
-    checked(PyObject_CallMethod(links().heap, "check", "LL", static_cast<long long>(ledger.resident_bytes),
-                                static_cast<long long>(limit)));
+    const Ledger& ledger = core().ledger;
+    call(links().heap, "check", ledger.resident_bytes, ledger.budget_bytes < 0 ? ledger.peak_bytes : ledger.limit);
   }
 
-  StorageRef copy(Storage* storage) override {
-    Ref object = checked(storage_object(storage)), executor = attribute(or_none(links().dtr), "executor");
-    return as_storage(checked(PyObject_CallMethod(executor.get(), "copy", "O", object.get())).get());
-  }
+  StorageRef copy(Storage* storage) override { return as_storage(call(part("executor"), "copy", as_python(storage)).get()); }
 
   uint64_t thread() const override { return PyThread_get_thread_ident(); }
-  void keep_small(Storage* storage) override {
-    checked(PyObject_CallMethod(attribute(ledger_, "small_constants").get(), "append", "O", as_python(storage).get()));
-  }
+  void keep_small(Storage* storage) override { call(of_ledger("small_constants"), "append", as_python(storage)); }
   void met(Storage* storage) override {
-    if (has(links().outside)) checked(PyObject_CallMethod(links().outside, "met", "O", as_python(storage).get()));
+    if (!links().outside.is_none()) call(links().outside, "met", as_python(storage));
   }
   std::vector<VersionRef> overlapped(Version* version, Storage* storage) override {
-    Ref one = as_object(version), object = as_python(storage);
-    return versions_in(checked(PyObject_CallMethod(foreign().get(), "adopted", "OO", one.get(), object.get())).get());
+    return versions_in(call(foreign(), "adopted", version, as_python(storage)).get());
   }
-  void resized(Version* version, int64_t nbytes) override {
-    checked(PyObject_CallMethod(ledger_, "resized", "OL", as_object(version).get(), static_cast<long long>(nbytes)));
-  }
-  int64_t size_of(Storage* storage) const override {
-    return as_number(checked(PyObject_CallMethod(memory().get(), "size_of", "O", as_python(storage).get())).get());
-  }
+  void resized(Version* version, int64_t nbytes) override { call(ledger_, "resized", version, nbytes); }
+  int64_t size_of(Storage* storage) const override { return as_number(call(memory(), "size_of", as_python(storage)).get()); }
   Place place_of(Storage* storage) override {
-    Ref object = as_python(storage), type = checked(PyObject_CallMethod(memory().get(), "device_type_of", "O", object.get()));
-    int is_ours = PyObject_RichCompareBool(type.get(), attribute(ledger_, "device_type").get(), Py_EQ);
-    if (is_ours < 0) raise();
-    if (is_ours == 0) {
-      checked(PyObject_CallMethod(part("operators").get(), "met_device", "O", type.get()));
+    py::object object = as_python(storage), type = object_in(call(memory(), "device_type_of", object));
+    if (!type.equal(of_ledger("device_type"))) {
+      call(part("operators"), "met_device", type);
       return Place::OTHER_DEVICE;
     }
-    Ref owned = checked(PyObject_CallMethod(memory().get(), "is_ours", "O", object.get()));
-    return PyObject_IsTrue(owned.get()) ? Place::OURS : Place::FOREIGN_MEMORY;
+    return is_true(call(memory(), "is_ours", object)) ? Place::OURS : Place::FOREIGN_MEMORY;
   }
 
   // -- foreign memory --
 
-  bool trusts(const Version* version) const override {
-    return checked(PyObject_CallMethod(foreign().get(), "trusts", "O", as_object(version).get())).get() == Py_True;
-  }
-  void escaped_changes(Version* version) override { call(foreign().get(), "about_to_change", version); }
-  void give_up(Version* version) override { call(foreign().get(), "give_up", version); }
-  bool may_be_read(Version* version) override { return call(foreign().get(), "may_be_read", version).get() == Py_True; }
-  void check_unchanged(Version* version) override { call(part("rematerializer").get(), "check_unchanged", version); }
+  bool trusts(const Version* version) const override { return is_true(call(foreign(), "trusts", version)); }
+  void escaped_changes(Version* version) override { call(foreign(), "about_to_change", version); }
+  void give_up(Version* version) override { call(foreign(), "give_up", version); }
+  bool may_be_read(Version* version) override { return is_true(call(foreign(), "may_be_read", version)); }
+  void check_unchanged(Version* version) override { call(part("rematerializer"), "check_unchanged", version); }
   void look_outside() override {
-    if (has(links().outside)) checked(PyObject_CallMethod(ledger_, "look_outside", nullptr));
+    if (!links().outside.is_none()) call(ledger_, "look_outside");
   }
 
   // -- when there is no room --
 
   void no_room(int64_t nbytes, const Signature* of, const char* other) override {
-    Ref what = of == nullptr ? checked(PyUnicode_FromString(other)) : Ref::copy(reinterpret_cast<PyObject*>(enclosing(of)));
-    checked(PyObject_CallMethod(part("eviction").get(), "no_room", "LO", static_cast<long long>(nbytes), what.get()));
+    py::object what = of == nullptr ? py::object(py::str(other)) : borrowed(reinterpret_cast<PyObject*>(enclosing(of)));
+    call(part("eviction"), "no_room", nbytes, what);
   }
-  void constants_leave() override { checked(PyObject_CallMethod(part("eviction").get(), "constants_leave", nullptr)); }
-  void adopt_counted() override { checked(PyObject_CallMethod(part("eviction").get(), "adopt_counted", nullptr)); }
-  bool exceeds() override { return checked(PyObject_CallMethod(part("eviction").get(), "exceeds", nullptr)).get() == Py_True; }
-  bool is_budget_error() const override { return is_error_of(attribute(part("eviction").get(), "BudgetError").get()); }
-  bool is_loss() const override { return is_error_of(attribute(part("mutation").get(), "LostError").get()); }
+  void constants_leave() override { call(part("eviction"), "constants_leave"); }
+  void adopt_counted() override { call(part("eviction"), "adopt_counted"); }
+  bool exceeds() override { return is_true(call(part("eviction"), "exceeds")); }
+  bool is_budget_error() const override { return is_error_of(attribute(part("eviction").ptr(), "BudgetError").get()); }
+  bool is_loss() const override { return is_error_of(attribute(part("mutation").ptr(), "LostError").get()); }
   std::exception_ptr budget_error() override { return without_frames(); }
-  void collection_due() override { checked(PyObject_CallMethod(part("garbage").get(), "when_due", nullptr)); }
-  bool collect_garbage() override {
-    return checked(PyObject_CallMethod(part("eviction").get(), "collect_garbage", nullptr)).get() == Py_True;
-  }
-  bool collect_before_rescue(int64_t nbytes) override {
-    Ref found = checked(PyObject_CallMethod(part("garbage").get(), "before_rescue", "L", static_cast<long long>(nbytes)));
-    return found.get() == Py_True;
-  }
+  void collection_due() override { call(part("garbage"), "when_due"); }
+  bool collect_garbage() override { return is_true(call(part("eviction"), "collect_garbage")); }
+  bool collect_before_rescue(int64_t nbytes) override { return is_true(call(part("garbage"), "before_rescue", nbytes)); }
   [[noreturn]] void refuse(Version* version) override {
-    call(part("rematerializer").get(), "refuse", version);
+    call(part("rematerializer"), "refuse", version);
     throw std::logic_error("dtrrun: internal error: `refuse` has returned");
   }
   [[noreturn]] void made_otherwise(const Run& run, Storage* storage, int64_t nbytes) override {
-    Ref size = checked(PyLong_FromLongLong(size_of(storage))), name = attribute(operator_of(run.maker), "name");
-    PyErr_Format(PyExc_AssertionError, "dtrrun: internal error: %U, run again, made %S bytes in place of %lld", name.get(),
-                 size.get(), static_cast<long long>(nbytes));
+    auto name = py::handle(operator_of(run.maker)).attr("name").cast<std::string>(), size = std::to_string(size_of(storage));
+    PyErr_Format(PyExc_AssertionError, "dtrrun: internal error: %s, run again, made %s bytes in place of %lld", name.c_str(),
+                 size.c_str(), static_cast<long long>(nbytes));
     raise();
   }
 
   // -- observers --
 
   void take_fingerprint(Version* version) override {
-    if (!has(links().fingerprints)) return;
+    if (links().fingerprints.is_none()) return;
     Ref digest = call(links().fingerprints, "of", version);
     Py_XSETREF(enclosing(version)->fingerprint, digest.release());
   }
   void compare_fingerprint(Version* version) override {
-    if (has(links().fingerprints) && has(enclosing(version)->fingerprint)) call(links().fingerprints, "compare", version);
+    PyObject* known = enclosing(version)->fingerprint;
+    if (known != nullptr && known != Py_None && !links().fingerprints.is_none()) call(links().fingerprints, "compare", version);
   }
   void changes(Change change, Version* version, Pin why, bool escapes) override {
     static const char* names[] = {"EXPOSE", "OUTSIDE", "PIN"};  // of `core.observer`
-    each_in(links().observers, [&](PyObject* one) -> PyObject* {
-      Ref method = attribute(one, "changes"), reason = as_object(why);
-      Ref facts = change == Change::WRITTEN_OUTSIDE
-                      ? checked(Py_BuildValue("{sOsO}", "why", reason.get(), "exposes", escapes ? Py_True : Py_False))
-                      : checked(Py_BuildValue("{sO}", "why", reason.get()));
-      Ref given = checked(Py_BuildValue("(sO)", names[static_cast<int>(change)], dtrrun::as_object(version).get()));
-      return PyObject_Call(method.get(), given.get(), facts.get());
+    each_in(links().observers.ptr(), [&](PyObject* one) -> PyObject* {
+      py::dict facts("why"_a = object_in(as_object(why)));
+      if (change == Change::WRITTEN_OUTSIDE) facts["exposes"] = escapes;
+      Ref method = attribute(one, "changes");
+      return PyObject_Call(method.get(), py::make_tuple(names[static_cast<int>(change)], version).ptr(), facts.ptr());
     });
   }
-  void room_given_back() override { checked(PyObject_CallMethod(part("operators").get(), "room_given_back", nullptr)); }
-  void died(Version* version) override {
-    each_in(links().observers, [&](PyObject* one) { return PyObject_CallMethod(one, "died", "O", as_object(version).get()); });
-  }
-  int64_t begins() const override { return any(links().decision_observers) ? now_ns() : 0; }
-  void searched(Version* victim, int64_t began) override { tell("searched", victim, began); }
-  void evicted(Version* version, int64_t began) override { tell("evicted", version, began); }
-  void left(Version* version, int64_t began) override { tell("left", version, began); }
-  void returned(Version* version, int64_t began) override { tell("returned", version, began); }
+  void room_given_back() override { call(part("operators"), "room_given_back"); }
+  void died(Version* version) override { tell(links().observers, "died", version); }
+  int64_t begins() const override { return PyList_GET_SIZE(links().decision_observers.ptr()) == 0 ? 0 : now_ns(); }
+  void searched(Version* victim, int64_t began) override { tell(links().decision_observers, "searched", victim, began); }
+  void evicted(Version* version, int64_t began) override { tell(links().decision_observers, "evicted", version, began); }
+  void left(Version* version, int64_t began) override { tell(links().decision_observers, "left", version, began); }
+  void returned(Version* version, int64_t began) override { tell(links().decision_observers, "returned", version, began); }
   void rematerialized(const Run& run, int64_t began) override {
-    each_in(links().decision_observers, [&](PyObject* one) {
-      return PyObject_CallMethod(one, "rematerialized", "OOLL", as_object(run.wanted).get(), as_object(run.maker).get(),
-                                 static_cast<long long>(began), static_cast<long long>(run.cost));
-    });
+    tell(links().decision_observers, "rematerialized", run.wanted, run.maker, began, run.cost);
   }
   void tally_eviction(const Recorded* maker) override { core().tallies.of(operator_of(maker)).evictions++; }
   void ran(const Run& run) override {
@@ -143,27 +116,27 @@ class PythonBackend : public Backend {
   }
 
  protected:
-  const LedgerObject& links() const { return *as_ledger(ledger_); }
-  Core& core() const { return core_of(ledger_); }
-  // Returns a part of the `core.dtr.DTR`.
-  Ref part(const char* name) const { return attribute(or_none(links().dtr), name); }
-  Ref memory() const { return attribute(ledger_, "memory"); }
-  static Ref as_python(Storage* storage) { return checked(storage_object(storage)); }
-  Ref foreign() const { return attribute(part("recipes").get(), "foreign"); }
-  static Ref call(PyObject* object, const char* method, Version* version) {
-    return checked(PyObject_CallMethod(object, method, "O", as_object(version).get()));
+  const Links& links() const { return core().links; }
+  Core& core() const {
+    if (core_ == nullptr) core_ = &core_of(ledger_);
+    return *core_;
   }
+  // Returns a part of the `core.dtr.DTR`.
+  py::object part(const char* name) const { return object_in(attribute(links().dtr.ptr(), name)); }
+  py::object of_ledger(const char* name) const { return object_in(attribute(ledger_, name)); }
+  py::object memory() const { return of_ledger("memory"); }
+  py::object foreign() const { return object_in(attribute(part("recipes").ptr(), "foreign")); }
+  static py::object as_python(Storage* storage) { return object_in(checked(storage_object(storage))); }
 
  private:
-  // Notifies observers of decisions.
-  void tell(const char* what, Version* about, int64_t began) {
-    each_in(links().decision_observers, [&](PyObject* one) {
-      return PyObject_CallMethod(one, what, "OL", as_object(about).get(), static_cast<long long>(began));
-    });
+  static bool is_true(const Ref& answer) { return answer.get() == Py_True; }
+  // Notifies observers, which may change meanwhile.
+  template <class... Args>
+  static void tell(const py::list& observers, const char* what, const Args&... about) {
+    each_in(observers.ptr(), [&](PyObject* one) { return call(one, what, about...).release(); });
   }
-  static bool has(PyObject* link) { return link != nullptr && link != Py_None; }
-  static bool any(PyObject* list) { return list != nullptr && PyList_GET_SIZE(list) != 0; }
   PyObject* const ledger_;
+  mutable Core* core_ = nullptr;  // its, once it has been asked for: this is made first
 };
 
 }  // namespace dtrrun

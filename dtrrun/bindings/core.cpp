@@ -12,7 +12,10 @@ namespace {
 PyObject* make_version(PyTypeObject*, PyObject* args, PyObject*) {
   PyObject *storage, *on_death;
   if (!PyArg_ParseTuple(args, "OO", &storage, &on_death)) return nullptr;
-  return guarded([&] { return as_object(version_of_stand_in(storage, on_death).get()).release(); });
+  return guarded([&] {
+    const Told* told = Py_TYPE(on_death) == own_caster<Told>::type ? bound<Told>(on_death) : nullptr;
+    return as_object(version_of_stand_in(storage, on_death, told).get()).release();
+  });
 }
 
 void delete_version(Node* node) {
@@ -28,8 +31,7 @@ PyObject* referent(PyObject* self, PyObject*, PyObject*) {
   return Ref::copy(one->content == nullptr ? Py_None : reinterpret_cast<PyObject*>(one->content)).release();
 }
 
-void open_host(py::handle ledger, int64_t most_bytes, double ns_out, double ns_in, int64_t results_leave, bool overlaps) {
-  Core& core = core_of(ledger.ptr());
+void open_host(Core& core, int64_t most_bytes, double ns_out, double ns_in, int64_t results_leave, bool overlaps) {
   core.ledger.tier = std::make_shared<StandInTier>(static_cast<StandIns&>(*core.backend), most_bytes, ns_out, ns_in, overlaps);
   core.ledger.results_leave = static_cast<ResultsLeave>(results_leave);
 }
@@ -93,7 +95,7 @@ PYBIND11_MODULE(_dtrrun_core, module) {
   const std::string name = "_dtrrun_core";
   content_type = make_content_type(name);
   translate_errors();
-  if (!add_core_types(module.ptr(), name, {sizeof(StandInVersion), make_version, referent})) raise();
+  add_core_types(module, name, {sizeof(StandInVersion), make_version, referent});
   if (PyModule_AddType(module.ptr(), content_type) < 0) raise();
   bind_replay(module);
   bind_logged(module);

@@ -5,7 +5,7 @@
 
 namespace dtrrun {
 
-// Makes them and adds them to an extension. versions: the extension's own kind. Returns false, with an error set, if that fails.
-bool add_core_types(PyObject* extension, const std::string& module, const VersionType& versions);
+// Makes them and adds them to an extension of this name. versions: the extension's own kind.
+void add_core_types(py::module_& module, const std::string& name, const VersionType& versions);
 
 }  // namespace dtrrun

@@ -2,24 +2,25 @@
 #pragma once
 
 #include "../core/policy/foresight.h"
-#include "nodes.h"
+#include "bind.h"
 
 namespace dtrrun {
 
 class RecordedForesight : public Foresight {
  public:
-  explicit RecordedForesight(PyObject* object)
-      : object_(Ref::copy(object)),
-        rescued_(attribute(checked(PyImport_ImportModule("dtrrun.core.foresight")).get(), "Rescued")) {}
+  explicit RecordedForesight(py::object followed)
+      : object(std::move(followed)), rescued_(py::module_::import("dtrrun.core.foresight").attr("Rescued")) {}
+
+  py::object object, stretches;
 
   bool look() override {
-    bool jumped = checked(PyObject_CallMethod(object_.get(), "look", nullptr)).get() == Py_True;
-    Ref now = checked(PyObject_CallMethod(object_.get(), "now", nullptr));
-    predicts_ = PyTuple_GET_ITEM(now.get(), 0) != Py_None;
-    if (predicts_) position_ = as_number(PyTuple_GET_ITEM(now.get(), 0));
-    horizon_ = as_number(PyTuple_GET_ITEM(now.get(), 1));
-    begin_ = as_number(PyTuple_GET_ITEM(now.get(), 2));
-    stretches_ = Ref::copy(PyTuple_GET_ITEM(now.get(), 3));
+    bool jumped = object.attr("look")().ptr() == Py_True;
+    auto now = object.attr("now")().cast<std::tuple<std::optional<int64_t>, int64_t, int64_t, py::list>>();
+    predicts_ = std::get<0>(now).has_value();
+    position_ = std::get<0>(now).value_or(position_);
+    horizon_ = std::get<1>(now);
+    begin_ = std::get<2>(now);
+    stretches = std::get<3>(now);
     return jumped;
   }
 
@@ -38,34 +39,27 @@ class RecordedForesight : public Foresight {
                                        [](int64_t position, PyObject* time) { return position < as_number(time); });
     if (next == times.end()) return NEVER;
     bool last = next + 1 == times.end();
-    if (last && Py_TYPE(uses) == reinterpret_cast<PyTypeObject*>(rescued_.get()) && node->resident) return position_;
+    if (last && Py_TYPE(uses) == reinterpret_cast<PyTypeObject*>(rescued_.ptr()) && node->resident) return position_;
     return as_number(*next);
   }
-
-  int traverse(visitproc visit, void* arg) const {
-    Py_VISIT(object_.get());
-    Py_VISIT(stretches_.get());
-    return 0;
-  }
-  PyObject* object() const { return object_.get(); }
 
  protected:
   // Where it is cached when the node is used: the stretch in which that was looked up, and the times; (): never again.
   virtual PyObject*& place_of(Node* node) const { return enclosing(node)->uses; }
 
  private:
-  PyObject* latest() const { return PyList_GET_ITEM(stretches_.get(), PyList_GET_SIZE(stretches_.get()) - 1); }
+  PyObject* latest() const { return PyList_GET_ITEM(stretches.ptr(), PyList_GET_SIZE(stretches.ptr()) - 1); }
 
   // Returns when the node is used, according to the step that the program followed when it was made, or None. No Python code
   // runs here, since a choice is in progress.
   Ref uses_of(const Node* node) const {
     enum { AGE, ORIGIN, STEP };  // `core.foresight._Stretch`
-    Items stretches(stretches_.get());
-    Py_ssize_t place = stretches.size() - 1;
-    while (place > 0 && as_number(PyTuple_GET_ITEM(stretches[place], AGE)) > node->age) place--;
-    PyObject* step = PyTuple_GET_ITEM(stretches[place], STEP);
+    Items all(stretches.ptr());
+    Py_ssize_t place = all.size() - 1;
+    while (place > 0 && as_number(PyTuple_GET_ITEM(all[place], AGE)) > node->age) place--;
+    PyObject* step = PyTuple_GET_ITEM(all[place], STEP);
     if (step == Py_None) return Ref::copy(Py_None);
-    Ref maker(PyLong_FromLongLong(node->age - as_number(PyTuple_GET_ITEM(stretches[place], ORIGIN)) - 1));
+    Ref maker(PyLong_FromLongLong(node->age - as_number(PyTuple_GET_ITEM(all[place], ORIGIN)) - 1));
     Ref by_place = attribute(step, "uses");
     PyObject* made = PyDict_GetItem(by_place.get(), maker.get());
     if (made == nullptr || PyDict_GET_SIZE(made) == 0) return Ref::copy(Py_None);
@@ -82,7 +76,7 @@ class RecordedForesight : public Foresight {
     return merged;
   }
 
-  Ref object_, rescued_, stretches_;
+  py::object rescued_;
   int64_t begin_ = 0;
 };
 

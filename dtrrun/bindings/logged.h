@@ -283,6 +283,11 @@ class LoggedRun {
     if (version == nullptr) throw py::key_error(std::to_string(number));
     return version;
   }
+  void enter(int64_t number, py::handle content, Version* version) {
+    if (Py_TYPE(content.ptr()) != content_type) throw py::type_error("a Content is wanted");
+    contents[number] = as_storage(content.ptr());
+    core_.ledger.enter(version);
+  }
   std::vector<Version*> versions(const std::vector<int64_t>& numbers) const {
     std::vector<Version*> found;
     for (int64_t number : numbers) found.push_back(version(number));
@@ -409,11 +414,24 @@ inline Ref signature_in(py::handle given) {
   return Ref::copy(given.ptr());
 }
 
+}  // namespace dtrrun
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<dtrrun::LoggedProgram> : dtrrun::own_caster<dtrrun::LoggedProgram> {};
+template <>
+struct type_caster<dtrrun::LoggedRun> : dtrrun::own_caster<dtrrun::LoggedRun> {};
+
+}  // namespace pybind11::detail
+
+namespace dtrrun {
+
 inline void bind_logged(py::module_& module) {
   using I = LoggedInstruction;
-  py::class_<LoggedProgram>(module, "LoggedProgram", ITS_OWN,
-                            "A log of `dtrrun record`, whose runs need not read it again.\n\n"
-                            "launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")
+  own_class<LoggedProgram>(module, "LoggedProgram",
+                           "A log of `dtrrun record`, whose runs need not read it again.\n\n"
+                           "launch_ns, bytes_per_ns: of the cost model, 0 if costs were measured.")
       .def(py::init([](int64_t launch_ns, int64_t bytes_per_ns) { return LoggedProgram{{}, {}, launch_ns, bytes_per_ns}; }),
            "launch_ns"_a = 0, "bytes_per_ns"_a = 0)
       .def(
@@ -444,11 +462,10 @@ inline void bind_logged(py::module_& module) {
       .def(
           "add_nothing", [](LoggedProgram& self) { self.instructions.push_back({I::EVENT}); },
           "An instruction that tells nothing.");
-  py::class_<LoggedRun>(
-      module, "LoggedRun", ITS_OWN, collected<LoggedRun, &LoggedRun::ledger, &LoggedRun::events, &LoggedRun::watch>(),
-      "events: called as events(text, facts) for what is no operator. limit: ns that may be recomputed; beyond\n"
-      "that, the executor is told to stop. watch: called with the name, the cost and the versions of each\n"
-      "operator that has run.")
+  own_class<LoggedRun>(module, "LoggedRun", collected<LoggedRun, &LoggedRun::ledger, &LoggedRun::events, &LoggedRun::watch>(),
+                       "events: called as events(text, facts) for what is no operator. limit: ns that may be recomputed; beyond\n"
+                       "that, the executor is told to stop. watch: called with the name, the cost and the versions of each\n"
+                       "operator that has run.")
       .def(py::init([](const LoggedProgram& program, py::object ledger, py::object events, double limit) {
              if (!PyObject_TypeCheck(ledger.ptr(), ledger_type)) throw py::type_error("a Ledger of this extension is wanted");
              return std::make_unique<LoggedRun>(program, std::move(ledger), std::move(events), limit);
@@ -458,13 +475,7 @@ inline void bind_logged(py::module_& module) {
       .def(
           "version", [](const LoggedRun& self, py::handle number) { return self.version(number_of(number)); },
           "Return that of a storage now. Raises KeyError.")
-      .def(
-          "put",
-          [](LoggedRun& self, int64_t number, py::handle content) {
-            if (Py_TYPE(content.ptr()) != content_type) throw py::type_error("a Content is wanted");
-            self.contents[number] = as_storage(content.ptr());
-          },
-          "A storage is in the program.")
+      .def("enter", &LoggedRun::enter, "A storage, which has this version, is in the program.")
       .def(
           "content",
           [](const LoggedRun& self, py::handle number) {

@@ -7,6 +7,9 @@
 // Their other Python methods are those of `core.graph`, added in `bindings/__init__.py`. What only a session's nodes have is in
 // `native/graph.h`.
 //
+// Their classes are made by hand, and not by pybind11 like all others: pybind11's objects have a C++ object elsewhere, which they own or
+// share, and are made with it.
+//
 // References run from dependents to inputs only, so there are no cycles, and the garbage collector need not track nodes.
 #pragma once
 
@@ -104,8 +107,8 @@ inline Version* native_node(PyObject* object) {
 // -- storages -------------------------------------------------------------------------------------------------
 
 // Set by each extension.
-inline PyObject* (*storage_object)(Storage*) = nullptr;   // the Python object of a storage: owned
-inline Storage* (*storage_in)(PyObject*) = nullptr;       // the storage of such an object: borrowed
+inline PyObject* (*storage_object)(Storage*) = nullptr;  // the Python object of a storage: owned
+inline Storage* (*storage_in)(PyObject*) = nullptr;  // the storage of such an object: borrowed
 
 inline Ref as_object(const StorageRef& storage) { return storage ? checked(storage_object(storage.get())) : Ref::copy(Py_None); }
 // Returns no storage for None.
@@ -307,7 +310,7 @@ inline PyObject* dependents_of_version(PyObject* self, void*) {
 // The parts of the type that depend on the kind of storage.
 struct VersionType {
   int size;
-  newfunc make;          // Version(storage, on_death)
+  newfunc make;  // Version(storage, on_death)
   ternaryfunc referent;  // as a weak reference: the storage, or None
 };
 

@@ -34,9 +34,9 @@ inline DeallocationPolicy as_deallocation(const std::string& name) {
   throw std::invalid_argument(name + " is no way of deallocation");
 }
 
-inline Replay::Observer as_observer(const py::object& observer) {
+inline Replay::Observer as_observer(py::object observer) {
   if (observer.is_none()) return nullptr;
-  return [observer](Replay::Event event, Replay::Number number) {
+  return [observer = std::move(observer)](Replay::Event event, Replay::Number number) {
     observer(std::array{"run", "compute", "evict"}[static_cast<size_t>(event)], number);
   };
 }
@@ -44,7 +44,7 @@ inline Replay::Observer as_observer(const py::object& observer) {
 inline std::unique_ptr<Replay> make_replay(py::handle heuristic, std::optional<int64_t> budget, double limit, bool latest,
                                            bool scan, bool requeue, const std::string& deallocation, const py::object& observer) {
   Replay::Options options{budget.value_or(INT64_MAX), limit, requeue, as_deallocation(deallocation)};
-  return std::make_unique<Replay>(as_heuristic(heuristic.ptr()), Policy::Options{latest, scan, 0, nullptr}, options,
+  return std::make_unique<Replay>(as_heuristic(heuristic), Policy::Options{latest, scan, 0, nullptr}, options,
                                   as_observer(observer));
 }
 
@@ -120,8 +120,8 @@ inline void bind_replay(py::module_& module) {
              return std::tuple(one.resident, one.pinned, one.waits, one.banished);
            })
       .def("made_last", &made_last)
-      .def("foresee",
-           [](Replay& self, py::handle foresight) { self.policy.follow(std::make_unique<ReplayedForesight>(foresight.ptr())); })
+      .def("foresee", [](Replay& self,
+                         py::object foresight) { self.policy.follow(std::make_unique<ReplayedForesight>(std::move(foresight))); })
       .def_readonly("memory", &Replay::memory)
       .def_readonly("peak_bytes", &Replay::peak_bytes)
       .def_readonly("clock", &Replay::clock)

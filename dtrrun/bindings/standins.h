@@ -7,7 +7,8 @@
 
 namespace dtrrun {
 
-// Stands in for a storage. Like one, it dies when nothing refers to it any more, and then notifies its versions.
+// Stands in for a storage. Like one, it dies when nothing refers to it any more, and then notifies its versions. Its class is made by
+// hand: each operator of a simulation makes some, and the core counts references to the Python object itself.
 struct ContentObject {
   PyObject_HEAD
   int64_t nbytes;
@@ -48,20 +49,20 @@ inline StorageRef new_content(int64_t nbytes, Place place = Place::OURS, int64_t
   return StorageRef::take(as_storage_of(made.release()));
 }
 
-// Makes a version of a stand-in, or of any object that supports weak references. on_death: made by `make_on_death`, or None.
-inline VersionRef version_of_stand_in(PyObject* storage, PyObject* on_death) {
+// Makes a version of a stand-in, or of any object that supports weak references. on_death: a `Told`, as `told` or not, or another
+// function, or None.
+inline VersionRef version_of_stand_in(PyObject* storage, py::handle on_death, const Told* told) {
   VersionRef made = new_version<StandInVersion>();
   Version* version = made.get();
   if (Py_TYPE(storage) != content_type) {
-    watch_death(version, storage, on_death);
+    watch_death(version, storage, on_death.ptr());
     return made;
   }
   as_content(storage)->versions->push_back(version);
   as_stand_in(version)->content = as_content(storage);
   version->key = reinterpret_cast<int64_t>(storage);
   version->device = static_cast<uint8_t>(as_content(storage)->device);
-  if (PyCFunction_Check(on_death) && PyCapsule_CheckExact(PyCFunction_GET_SELF(on_death)))
-    as_stand_in(version)->told = new Told(*static_cast<Told*>(PyCapsule_GetPointer(PyCFunction_GET_SELF(on_death), nullptr)));
+  if (told != nullptr) as_stand_in(version)->told = new Told(*told);
   return made;
 }
 
@@ -71,7 +72,7 @@ inline bool has_stand_in(const StandInVersion* one) {
 
 class StandIns final : public PythonBackend {
  public:
-  explicit StandIns(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
+  using PythonBackend::PythonBackend;
 
   double limit = HUGE_VAL;  // ns that may be spent on recomputation and on copies to the host and back
 
@@ -83,8 +84,11 @@ class StandIns final : public PythonBackend {
     return found == Py_None ? StorageRef() : StorageRef::copy(as_storage_of(found));
   }
   VersionRef version_over(Storage* storage) override {
-    if (!on_death_) on_death_ = checked(make_on_death(ledger_, nullptr));
-    return version_of_stand_in(dtrrun::as_python(storage), on_death_.get());
+    if (!on_death_) {
+      on_death_ = py::cast(told_by(core().ledger));
+      told_ = on_death_.cast<const Told*>();
+    }
+    return version_of_stand_in(dtrrun::as_python(storage), on_death_, told_);
   }
   VersionRef successor(Version* version) override { return version_over(storage_of(version).get()); }
   int64_t size_of(Storage* storage) const override { return content_of(storage)->nbytes; }
@@ -127,8 +131,7 @@ class StandIns final : public PythonBackend {
  private:
   // Raises `Stopped` if the limit is exceeded, with so many ns more.
   void stop_above_limit(double ns) {
-    if (static_cast<double>(core().ledger.recomputed_ns) + copied_ns_ + ns > limit)
-      checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "stop", nullptr));
+    if (static_cast<double>(core().ledger.recomputed_ns) + copied_ns_ + ns > limit) call(part("executor"), "stop");
   }
   static ContentObject* content_of(Storage* storage) {
     if (Py_TYPE(dtrrun::as_python(storage)) == content_type) return as_content(storage);
@@ -136,8 +139,8 @@ class StandIns final : public PythonBackend {
     raise();
   }
 
-  PyObject* const ledger_;  // owns this object
-  Ref on_death_;
+  py::object on_death_;
+  const Told* told_ = nullptr;  // the C++ object of that
   double copied_ns_ = 0;
 };
 

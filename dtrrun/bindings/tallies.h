@@ -1,7 +1,9 @@
 // Counts of evictions and rematerializations, by the name of the operator.
 #pragma once
 
+#include <map>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 
 #include "python.h"
@@ -23,18 +25,19 @@ class Tallies {
     if (!found.name) found.name = std::move(name);
     return found.tally;
   }
-  // Returns the number of evictions by operator, for those that have any: dict[str, int].
-  Ref evictions() const {
-    return sums([](const Tally& one) { return one.evictions; },
-                [](const Tally& sum) { return checked(PyLong_FromLongLong(sum.evictions)); });
+  // Returns the number of evictions by operator, for those that have any.
+  std::map<std::string, int64_t> evictions() const {
+    std::map<std::string, int64_t> found;
+    for (const auto& [name, sum] : sums())
+      if (sum.evictions != 0) found[name] = sum.evictions;
+    return found;
   }
-  // Returns (number, ns, bytes) by operator, for those that ran again: dict[str, tuple[int, int, int]].
-  Ref runs() const {
-    return sums([](const Tally& one) { return one.runs; },
-                [](const Tally& sum) {
-                  auto number = [](int64_t value) { return static_cast<long long>(value); };
-                  return checked(Py_BuildValue("(LLL)", number(sum.runs), number(sum.ns), number(sum.nbytes)));
-                });
+  // Returns (number, ns, bytes) by operator, for those that ran again.
+  std::map<std::string, std::tuple<int64_t, int64_t, int64_t>> runs() const {
+    std::map<std::string, std::tuple<int64_t, int64_t, int64_t>> found;
+    for (const auto& [name, sum] : sums())
+      if (sum.runs != 0) found[name] = {sum.runs, sum.ns, sum.nbytes};
+    return found;
   }
 
  private:
@@ -44,8 +47,7 @@ class Tallies {
   };
 
   // Two operators may have names that are equal but not the same object.
-  template <class Count, class Make>
-  Ref sums(const Count& count, const Make& make) const {
+  std::unordered_map<std::string, Tally> sums() const {
     std::unordered_map<std::string, Tally> by_name;
     for (const auto& [address, one] : all_) {
       const char* text = PyUnicode_AsUTF8(one.name.get());
@@ -56,10 +58,7 @@ class Tallies {
       sum.ns += one.tally.ns;
       sum.nbytes += one.tally.nbytes;
     }
-    Ref found = checked(PyDict_New());
-    for (const auto& [name, sum] : by_name)
-      if (count(sum) != 0 && PyDict_SetItemString(found.get(), name.c_str(), make(sum).get()) < 0) raise();
-    return found;
+    return by_name;
   }
 
   std::unordered_map<PyObject*, Named> all_;

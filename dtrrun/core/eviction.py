@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from dtrrun.core import bound
 from dtrrun.core.garbage import Garbage
 from dtrrun.core.graph import Signature, Version
 from dtrrun.core.ledger import Decision, Ledger, beside_tensors
@@ -33,27 +34,8 @@ class Adapting(Protocol):
         """Lower the budget to what the device gives, in bytes. Returns whether that was done."""
 
 
-class Eviction:
+class Eviction(bound.Eviction):
     """Evicts until there is room."""
-
-    evictions: int
-    evicted_bytes_total: int
-    evicted_by: dict[str, int]  # by operator; made anew each time
-    over_budget: int  # how often there was no room and the program continued
-    making_room_ns: int
-    replaying: int  # rematerializations in progress
-    warn_only: bool  # exceed the budget and count it, instead of raising
-    adapts: bool  # if so, raise the limit to what has not fitted, and keep to that from then on
-    try_room: Callable[[int], bool]
-    """Evict until this many more bytes fit into the budget. Returns whether they do."""
-    evict_to: Callable[[int], bool]
-    """Evict until at most this many bytes are resident. Returns False if nothing is left to evict."""
-    may_be_evicted: Callable[[Version], bool]
-    """Return whether a version may be evicted, provided that its recipe can be secured."""
-    could_leave: Callable[[Version], bool]
-    """Return whether a constant, locked or not, may leave for the host: only operators reach its memory."""
-    evict_if_possible: Callable[[Version], bool]
-    """Evict this version, whatever its score. Returns whether that was possible."""
 
     def __init__(
         self,
@@ -66,6 +48,7 @@ class Eviction:
     ) -> None:
         """budget_error: called with the operator, the bytes that it needs, the budget, the least sufficient
         budget, and the bytes that can't be evicted, by reason."""
+        super().__init__(ledger)
         self._ledger, self.garbage = ledger, garbage
         self.BudgetError = budget_error
         self.warn_only, self.adapts = warn_only, adapts

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any
 
-from dtrrun.core.backend import Fingerprints, Heap, Memory, Outside, Policy
+from dtrrun.core import bound
+from dtrrun.core.backend import Fingerprints, Heap, Memory, Policy
 from dtrrun.core.graph import Graph, Version
-from dtrrun.core.observer import FIXED, RESIZED, DecisionObserver, Observer
+from dtrrun.core.observer import FIXED, RESIZED
 
 UNLIMITED = 1 << 62
 INPUT_LOST = "input lost"
@@ -41,93 +42,8 @@ class Block(weakref.ref):  # type: ignore[type-arg]
     pin: str
 
 
-class Ledger:
+class Ledger(bound.Ledger):
     """Storages by version, and their bytes. Reports those that come and go to the policy."""
-
-    age: int  # number of operators so far
-    clock: int  # ns: the sum of the costs of all operators run
-    step_age: int  # age of the first operator of the present step
-    step_began: int  # ns: `own_work` when it began
-    step_work: int  # ns: what the longer of the two steps before has taken, without recomputation
-    resident_bytes: int  # of the program's tensors and of those that dtrrun holds
-    census_bytes: int  # the part of them that has no version, since its operators were only counted
-    evicted_bytes: int
-    left_bytes: int  # the part of them that is of constants on the host
-    left_peak_bytes: int
-    scratch_bytes: int
-    copied_bytes: int
-    brought_bytes: int  # the part of `resident_bytes` that has come back from the host ahead of its use
-    reserved_bytes: int  # for operators in progress, which other threads may not take
-    peak_bytes: int
-    step_peak_bytes: int
-    plain_peak_bytes: int  # the most that the program's tensors took together, whether evicted or not
-    freed_bytes: int
-    recomputed_ns: int  # in operators that were run again
-    recomputed_cost: int  # the part of `clock` that they are
-    collection_due_ns: int  # value of `recomputed_ns` from which making room collects garbage
-    least_bytes: int  # smaller storages are not worth a search
-    least_copy_bytes: int  # what is smaller is not worth a copy on the host
-    paused: int  # how many times eviction is disabled at present
-    limit: int  # what tensors may take
-    budget_bytes: int | None
-    live_storages: int  # with and without versions
-    operators_counted: int  # in this step: those that were only counted
-    counting: bool  # whether operators are only counted at present (`core/census.h`)
-    pressure: bool  # whether memory ever ran short; before that the policy is not notified of anything
-    results_leave: int  # whether what has a recipe may leave for the host (`core.host`)
-    constants_leave: bool  # whether constants may leave for the host: once nothing else could make room
-    host: dict[str, int] | None  # the figures of the host tier (`core/host.h`); made anew each time
-    host_costs: tuple[float, float] | None  # ns for each byte that is copied there, and back
-    decisions: int  # number of decisions
-    digest: int  # of the decisions: two runs of a program decide alike if both are equal
-    policy: Policy
-    device: int  # the one in use: bytes, peaks and the limit are those of its tensors
-    devices: int  # how many have been used
-    versions: dict[
-        int, Version
-    ]  # as a dict: the present version of each storage, in the order in which they came
-    scratch: list[Version]  # recomputed versions that the program does not have, latest last
-    dead: bool  # whether storages have died for which `collect_dead` has to account
-    on_death: Callable[[Any], None]  # reports such a death
-    observers: list[Observer]
-    decision_observers: list[DecisionObserver]
-    fingerprints: Fingerprints | None
-    heap: Heap | None
-    outside: Outside | None
-    dtr: Any  # the `core.dtr.DTR` of which this is a part
-
-    # In C++: decided(decision, nbytes, age, mutations), evictable(version), enter(version),
-    # forget_host_copy(version), let_constants_leave(), keep_copy(version, storage), use_copy(version),
-    # begin_pressure(), known(), note_peak(nbytes), collect_dead(), reserve(call, nbytes), give_back(call),
-    # others_reserve(), and searches of all versions:
-    # - largest_copy(): the bytes that a copy of a constant may take
-    # - weigh(): the keys of the constants worth a copy, and how many versions have been looked at
-    # - carried(cut_age): the versions that would be recomputed from released storages older than that, the
-    #   youngest first, like those of the next
-    # - mutated(age, trusted): the versions in memory, since `age`, whose recipes have lost an input. trusted:
-    #   `Foreign.trusted()`
-    decided: Callable[[int, int, int, int], None]
-    evictable: Callable[[Version], None]
-    enter: Callable[[Version], None]
-    forget_host_copy: Callable[[Version], None]
-    let_constants_leave: Callable[[], None]
-    keep_copy: Callable[[Version, Any], None]
-    use_copy: Callable[[Version], None]
-    begin_pressure: Callable[[], None]
-    known: Callable[[], list[Version]]
-    note_peak: Callable[[int], None]
-    collect_dead: Callable[[], None]
-    reserve: Callable[[int, int], None]
-    give_back: Callable[[int], bool]
-    others_reserve: Callable[[], bool]
-    largest_copy: Callable[[], int]
-    weigh: Callable[[], tuple[set[int], int]]
-    carried: Callable[[int], list[Version]]
-    mutated: Callable[[int, list[Version]], list[Version]]
-    take_away: Callable[[Version], None]
-    """Note that the program takes a constant away, and will bring it back (`core/away.h`)."""
-    use: Callable[[int], int]
-    """Use a device from now on. Returns the one that was in use."""
 
     def __init__(
         self,
@@ -140,6 +56,7 @@ class Ledger:
         fingerprints: Fingerprints | None = None,
         heap: Heap | None = None,
     ) -> None:
+        super().__init__()
         self.policy = policy
         self.memory = memory
         self.graph, self.key_of = graph, graph.key_of

@@ -5,9 +5,7 @@ The write may come from an operator, or from code that is not one. See `core/mut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
-
+from dtrrun.core import bound
 from dtrrun.core.foreign import LostError
 from dtrrun.core.graph import Version
 from dtrrun.core.ledger import Ledger
@@ -18,32 +16,13 @@ from dtrrun.core.rematerialize import Rematerializer
 OPERATOR_CHANGED = "made by an operator that has changed"
 
 
-class WrittenOutside(Protocol):
-    def __call__(self, version: Version, why: str, *, escapes: bool) -> None:
-        """escapes: it may also do so later."""
-
-
-class Mutation:
+class Mutation(bound.Mutation):
     """Decides which mutations get a recipe, and rescues versions that the others would make unrecoverable."""
 
     LostError = LostError
-    rescue_dependents: Callable[[Version], None]
-    """Rescue what was computed from the present content of a constant that is about to change.
-
-    Evicted versions that the program still has are brought back; resident ones become constants. Raises the
-    budget error.
-    """
-    escape: Callable[[Version, str], None]
-    """Note that other code can reach the memory from now on: it stays, and nothing is recomputed from it.
-
-    Takes the reason. Raises the budget error.
-    """
-    escape_together: Callable[[Sequence[Version], str], None]
-    """Let several resident versions escape. Raises the budget error."""
-    written_outside: WrittenOutside
-    """Prepare for a write to the memory by code that is not an operator. Raises the budget error."""
 
     def __init__(self, ledger: Ledger, recipes: Recipes, rematerializer: Rematerializer) -> None:
+        super().__init__(ledger)
         self._ledger, self._recipes, self._rematerializer = ledger, recipes, rematerializer
 
     # -- operators that change ---------------------------------------------------------------------

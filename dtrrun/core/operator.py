@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from dtrrun.core import bound
 from dtrrun.core.graph import Geometry, Signature, Version
 from dtrrun.core.ledger import Ledger
 
@@ -79,15 +80,8 @@ class Call(Protocol):
         """Return whether it overwrites all of the `place`-th version written, without reading it."""
 
 
-class Adopt(Protocol):
-    def __call__(self, storage: Any, *, pin: str = "constant") -> Version: ...
-
-
-class Operators:
+class Operators(bound.Operators):
     """Admits and finishes the program's operators, which C++ describes (`core/operator.h`)."""
-
-    adopt: Adopt
-    """Enter a storage that no recorded operator made, as a constant; pin: why it can't be evicted."""
 
     def __init__(
         self,
@@ -101,6 +95,7 @@ class Operators:
         room_given_back: called when a call has entered its results or failed, and its reservation and locks
         are released.
         """
+        super().__init__(ledger)
         self.met_device = met_device or _nothing
         self.room_given_back = room_given_back or _nothing
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from dtrrun.core import bound
 from dtrrun.core.backend import Executor
 from dtrrun.core.eviction import Eviction
 from dtrrun.core.foreign import AWAY, LOST, WHY_AWAY, WHY_GIVEN_UP, LostError
@@ -15,25 +16,8 @@ from dtrrun.core.observer import RESTORES
 from dtrrun.core.recipes import Recipes
 
 
-class Materialize(Protocol):
-    def __call__(self, targets: Sequence[Version], *, locked: bool = True) -> None:
-        """Make all targets resident. locked: whether the caller has locked them.
-
-        Raises the budget error. Locks taken here are released.
-        """
-
-
-class Rematerializer:
+class Rematerializer(bound.Rematerializer):
     """Brings evicted versions back, and counts the cost."""
-
-    rematerializations: int
-    rematerialized_bytes: int
-    frugal_runs: int  # how often what did not fit was brought back in as little memory as possible
-    operators_ns: int  # time in recomputed operators only
-    by_operator: dict[str, tuple[int, int, int]]  # name: (count, ns, bytes); made anew each time
-    materialize: Materialize
-    under_way_ns: Callable[[], int]
-    """Return the bookkeeping time of the current rematerialization, which is counted only at its end."""
 
     def __init__(
         self,
@@ -45,6 +29,7 @@ class Rematerializer:
         out_of_memory: type[Exception],
     ) -> None:
         """out_of_memory: the errors that a rematerialization may raise, including the budget error."""
+        super().__init__(ledger)
         self._ledger, self._foreign = ledger, recipes.foreign
         self._eviction, self._executor = eviction, executor
         self._out_of_memory = out_of_memory

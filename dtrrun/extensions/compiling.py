@@ -38,7 +38,7 @@ FILES = (
     (NATIVE / "python_objects.cpp", NATIVE / "turn_lock.cpp", NATIVE / "way_in.cpp"),
 )
 """The native extension's, in the units in which they are compiled as a whole."""
-CORE_FILES = ((BINDINGS / "core.cpp", *LIBRARY),)
+CORE_FILES = ((BINDINGS / "core.cpp",), LIBRARY)
 
 
 class Unit(NamedTuple):

@@ -24,7 +24,7 @@ void end_evicting();
 
 class SessionBackend final : public PythonBackend {
  public:
-  explicit SessionBackend(PyObject* ledger) : PythonBackend(ledger), ledger_(ledger) {}
+  using PythonBackend::PythonBackend;
 
   // What an open interposer does faster than Python. callbacks: the session's. mask: as for `TensorVersions`.
   struct Native {
@@ -54,8 +54,7 @@ class SessionBackend final : public PythonBackend {
       take_storage(as_stored(made.get()), as_impl(storage));
       return placed(std::move(made), storage);
     }
-    Ref on_death = checked(make_on_death(ledger_, nullptr));
-    return placed(dtrrun::version_over(as_python(storage).get(), on_death.get()), storage);
+    return placed(dtrrun::version_over(as_python(storage).ptr(), py::cast(told_by(core().ledger)).ptr()), storage);
   }
   bool is_counted(Storage* storage) const override { return OwnStorages::is_counted(as_impl(storage)); }
   VersionRef successor(Version* version) override {
@@ -66,8 +65,7 @@ class SessionBackend final : public PythonBackend {
       made->device = version->device;
       return made;
     }
-    Ref storage = referent(one), on_death = checked(make_on_death(ledger_, nullptr));
-    VersionRef made = dtrrun::version_over(storage.get(), on_death.get());
+    VersionRef made = dtrrun::version_over(referent(one).get(), py::cast(told_by(core().ledger)).ptr());
     made->device = version->device;
     return made;
   }
@@ -79,9 +77,7 @@ class SessionBackend final : public PythonBackend {
   void refill(Storage* emptied, Storage* source) override { swap_memory(*as_impl(emptied), *as_impl(source)); }
   bool holds(Storage* storage, int64_t nbytes) const override {
     if (native_) return size_of(storage) == nbytes;
-    Ref object = checked(storage_object(storage)), memory = attribute(ledger_, "memory");
-    return checked(PyObject_CallMethod(memory.get(), "holds", "OL", object.get(), static_cast<long long>(nbytes))).get() ==
-           Py_True;
+    return call(memory(), "holds", as_python(storage), nbytes).get() == Py_True;
   }
 
   void died(Version* version) override {
@@ -114,15 +110,8 @@ class SessionBackend final : public PythonBackend {
       return;
     }
     // In Python, if the program has dispatch modes, or this thread uses another device or stream of a GPU's.
-    static PyMethodDef run = {"run",
-                              [](PyObject* capsule, PyObject*) -> PyObject* {
-                                auto& given = *static_cast<Given*>(PyCapsule_GetPointer(capsule, nullptr));
-                                return done([&] { given.function(given.argument); });
-                              },
-                              METH_NOARGS, nullptr};
-    Given given{function, argument};
-    Ref capsule = checked(PyCapsule_New(&given, nullptr, nullptr)), callable = checked(PyCFunction_New(&run, capsule.get()));
-    checked(PyObject_CallMethod(part("rematerializer").get(), "beneath", "O", callable.get()));
+    auto run = [&] { function(argument); };
+    call(part("rematerializer"), "beneath", object_in(callable(run)));
   }
   void execute(Run& run) override {
     if (!native_) throw std::logic_error("dtrrun: internal error: the session has ended");
@@ -135,29 +124,14 @@ class SessionBackend final : public PythonBackend {
       if (!native_ || native_->device.is_cpu()) throw;
     }
     // Python evicts more, tries again, and raises the budget error in the end.
-    auto given = std::tuple(&copy, emptied, clock);
-    static PyMethodDef run = {"run",
-                              [](PyObject* capsule, PyObject*) -> PyObject* {
-                                auto [copy, emptied, clock] =
-                                    *static_cast<decltype(given)*>(PyCapsule_GetPointer(capsule, nullptr));
-                                return done([&] { copy->tier->bring(*copy, emptied, clock); });
-                              },
-                              METH_NOARGS, nullptr};
-    Ref capsule = checked(PyCapsule_New(&given, nullptr, nullptr)), callable = checked(PyCFunction_New(&run, capsule.get()));
-    Ref executor = attribute(or_none(links().dtr), "executor");
-    checked(PyObject_CallMethod(executor.get(), "bring_back", "OL", callable.get(), static_cast<long long>(copy.nbytes)));
+    auto again = [&] { copy.tier->bring(copy, emptied, clock); };
+    call(part("executor"), "bring_back", object_in(callable(again)), copy.nbytes);
   }
   void between() override {
-    if (!native_ || now_ns() > native_->next_tick.number(native_->callbacks))
-      checked(PyObject_CallMethod(attribute(or_none(links().dtr), "executor").get(), "between", nullptr));
+    if (!native_ || now_ns() > native_->next_tick.number(native_->callbacks)) call(part("executor"), "between");
   }
 
  private:
-  struct Given {
-    void (*function)(void*);
-    void* argument;
-  };
-
   // Notes which device a new version is on.
   VersionRef placed(VersionRef made, Storage* storage) const {
     if (native_ && native_->device.are_several())
@@ -169,7 +143,6 @@ class SessionBackend final : public PythonBackend {
            native_->device.is_current() && native_->device.on_main_streams();
   }
 
-  PyObject* const ledger_;  // which owns this
   std::optional<Native> native_;
 };
 

@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../bindings/base.h"
 #include "../bindings/ledger.h"
 #include "entries.h"
 #include "python_objects.h"
@@ -37,8 +36,11 @@ class CallNotes {
   static constexpr int LINES = 1, MEMORY = 2, STORAGES = 4;
   static constexpr int64_t NEVER = std::numeric_limits<int64_t>::max();
 
-  // judge, look: borrowed.
-  CallNotes(PyObject* ledger, PyObject* judge, PyObject** look) : ledger_(core_of(ledger).ledger), judge_(judge), look_(look) {}
+  // judge: called with a code object, returns whether it is the program's. look: called when there are as many bytes as the target.
+  CallNotes(py::object ledger, py::object judge)
+      : ledger(std::move(ledger)), judge(std::move(judge)), ledger_(core_of(this->ledger.ptr()).ledger) {}
+
+  py::object ledger, judge, look = py::none();
 
   int64_t module = 0;       // in which the program is
   int64_t most = 0, most_age = 0;  // the most bytes after an operator, and its number
@@ -129,7 +131,7 @@ class CallNotes {
     auto [known, is_new] = numbers_.try_emplace(code, -1);
     if (!is_new) return known->second;
     kept_.push_back(Ref::copy(reinterpret_cast<PyObject*>(code)));  // so that no other gets its address
-    Ref found = checked(PyObject_CallOneArg(judge_, reinterpret_cast<PyObject*>(code)));
+    Ref found = checked(PyObject_CallOneArg(judge.ptr(), reinterpret_cast<PyObject*>(code)));
     if (found.get() != Py_True) return -1;
     codes_.push_back(Ref::copy(reinterpret_cast<PyObject*>(code)));
     return numbers_[code] = static_cast<int32_t>(codes_.size() - 1);
@@ -143,9 +145,9 @@ class CallNotes {
       most = held;
       most_age = ledger_.age;
     }
-    if (held < target || *look_ == nullptr || *look_ == Py_None) return;
+    if (held < target || !look || look.is_none()) return;
     target = NEVER;
-    checked(PyObject_CallNoArgs(*look_));
+    checked(PyObject_CallNoArgs(look.ptr()));
   }
   void begin_storages() {
     storages_.clear();
@@ -167,8 +169,6 @@ class CallNotes {
   }
 
   Ledger& ledger_;
-  PyObject* const judge_;
-  PyObject** const look_;
   int mode_ = 0;
   std::vector<NotedCall> calls_;
   std::vector<size_t> forward_;  // the places of those that are in no backward pass; their nodes' numbers do not decrease
@@ -176,31 +176,6 @@ class CallNotes {
   std::unordered_map<int64_t, size_t> living_;
   std::unordered_map<PyCodeObject*, int32_t> numbers_;
   std::vector<Ref> codes_, kept_;
-};
-
-// `_dtrrun_native.CallNotes(ledger, judge)` (`call_notes.h`). judge: called with a code object, returns whether it is the
-// program's. look: called when there are as many bytes as the target.
-struct CallNotesObject {
-  PyObject_HEAD
-  PyObject *ledger, *judge, *look;
-  CallNotes* notes;
-
-  static inline PyTypeObject* type = nullptr;
-  static CallNotes& of(PyObject* self) { return *reinterpret_cast<CallNotesObject*>(self)->notes; }
-  static void close(PyObject* self);
-  static void end(PyObject* self) {
-    close(self);
-    delete std::exchange(reinterpret_cast<CallNotesObject*>(self)->notes, nullptr);
-  }
-  template <int64_t CallNotes::* which>
-  static PyObject* number(PyObject* self, void*) {
-    return PyLong_FromLongLong(of(self).*which);
-  }
-  template <int64_t CallNotes::* which>
-  static int set_number(PyObject* self, PyObject* value, void*) {
-    return read_number(value, of(self).*which) ? 0 : -1;
-  }
-  static PyTypeObject* make_type();
 };
 
 }  // namespace dtrrun

@@ -5,13 +5,13 @@
 
 #include <optional>
 
+#include "../bindings/bind.h"
 #include "python.h"
 
 namespace dtrrun {
 
-extern PyMethodDef session_functions[];  // interposer.cpp
-extern PyMethodDef memory_functions[];   // memory_functions.cpp
-extern PyMethodDef foreign_functions[];  // foreign_functions.cpp
+void bind_memory(py::module_& module);   // memory_functions.cpp
+void bind_foreign(py::module_& module);  // foreign_functions.cpp
 
 bool is_session_open();
 std::optional<c10::DeviceType> device_type_of_session();
@@ -22,8 +22,5 @@ void unwatch_faults();
 
 // Has a GPU's allocator ask before it refuses memory.
 void watch_device_allocator(c10::DeviceType type);
-
-// Adds the classes of `entries.h` to the extension. Returns false, with an error set, if that fails.
-bool add_entry_types(PyObject* extension);
 
 }  // namespace dtrrun

@@ -51,19 +51,18 @@ class Observed {
   void set_running(bool now);
   void finish(PyObject* outputs);
   void end() noexcept;
-  ObservedCall* get() const { return reinterpret_cast<ObservedCall*>(call_.get()); }
+  ObservedCall* get() const { return bound<ObservedCall>(call_.ptr()); }
 
-  Ref call_;
+  py::object call_;
 };
 
 struct ObservedCall {
-  PyObject_HEAD
   Observation* by;  // null once the call is over
   const OperatorInfo* info;
   Arrival* arrival;
   const OperatorCall* call;  // null for an operator of `lists.h`
-  PyObject *signature, *versions;
-  enum State : uint8_t { ADMITTED, RUNNING, FINISHED } state;
+  py::object signature, versions{};
+  enum State : uint8_t { ADMITTED, RUNNING, FINISHED } state = ADMITTED;
 
   size_t count() const { return arrival->count; }
   const IValue* values() const {
@@ -109,9 +108,9 @@ struct ObservedCall {
   // -- the attributes of `core.operator.Call` --
 
   Ref operator_() const { return Ref::copy(info->operator_.get()); }
-  Ref its_signature() const { return Ref::copy(signature); }
-  Ref its_versions() const { return Ref::copy(versions); }
-  Ref cost() const { return Ref(PyLong_FromLongLong(as_signature(signature)->figures.cost)); }
+  Ref its_signature() const { return Ref::copy(signature.ptr()); }
+  Ref its_versions() const { return Ref::copy(versions.ptr()); }
+  Ref cost() const { return Ref(PyLong_FromLongLong(as_signature(signature.ptr())->figures.cost)); }
   Ref handed_out() const {
     Ref all = checked(PyList_New(0));
     if (call == nullptr) return all;
@@ -132,7 +131,7 @@ struct ObservedCall {
     if (call != nullptr && call->written.empty()) return all;
     Ref holes = holes_if([&](size_t place, const at::Tensor&) { return info->writes_to(place); });
     for (PyObject* hole : Items(holes.get())) {
-      Ref target(PyLong_FromVoidPtr(PyTuple_GET_ITEM(versions, as_number(hole)))), none = checked(PyList_New(0));
+      Ref target(PyLong_FromVoidPtr(PyTuple_GET_ITEM(versions.ptr(), as_number(hole)))), none = checked(PyList_New(0));
       PyObject* its = PyDict_SetDefault(all.get(), target.get(), none.get());
       if (its == nullptr || PyList_Append(its, hole) < 0) raise();
     }
@@ -166,19 +165,19 @@ struct ObservedCall {
     return all;
   }
   Ref geometries() const {
-    if (is_exact()) return attribute(signature, "geometries");
+    if (is_exact()) return attribute(signature.ptr(), "geometries");
     return by->first_calls.geometries_of(*this, false);
   }
   // Returns what calls have in common that cost the same in every process.
   Ref identity() const {
-    auto known = by->identities.find(signature);
+    auto known = by->identities.find(signature.ptr());
     if (is_exact() && known != by->identities.end()) return Ref::copy(known->second.second.get());
     auto [args, kwargs] =
         templates_of(arrival->schema(), values(), *info->enumerations, call == nullptr ? nullptr : call->holes.data());
     Ref more = call == nullptr ? Ref::copy(nothing) : FirstCalls::more_of(*call);
     Ref made = checked(PyObject_CallMethod(by->callbacks.get(), "identity_of", "OOOOO", info->operator_.get(), args.get(),
                                            kwargs ? kwargs.get() : Py_None, geometries().get(), more.get()));
-    if (is_exact()) by->identities[signature] = {Ref::copy(signature), Ref::copy(made.get())};
+    if (is_exact()) by->identities[signature.ptr()] = {Ref::copy(signature.ptr()), Ref::copy(made.get())};
     return made;
   }
   // Returns the storage and the geometry of each tensor among the results; None for those without a plain storage.
@@ -197,29 +196,18 @@ struct ObservedCall {
   }
 };
 
-inline PyTypeObject* observed_call_type = nullptr;
-
 inline void Observed::admit(Observation& by, const OperatorInfo& info, Arrival& arrival, PyObject* found,
                             const OperatorCall* of) {
-  auto* call = PyObject_New(ObservedCall, observed_call_type);
-  if (call == nullptr) raise();
-  Ref made(reinterpret_cast<PyObject*>(call));
-  call->by = &by;
-  call->info = &info;
-  call->arrival = &arrival;
-  call->call = of;
-  call->signature = Ref::copy(found).release();
-  call->versions = nullptr;
-  call->state = ObservedCall::ADMITTED;
+  call_ = py::cast(std::make_unique<ObservedCall>(ObservedCall{&by, &info, &arrival, of, borrowed(found)}));
+  ObservedCall* call = get();
   c10::SmallVector<Ref, 6> versions;
   if (of != nullptr)
     for (const Version* one : of->versions) versions.push_back(as_object(one));
   else
     call->each_tensor([&](size_t, const at::Tensor& tensor) { versions.push_back(as_object(by.versions.of(tensor))); });
-  call->versions = as_tuple(versions).release();
-  call_ = std::move(made);
+  call->versions = object_in(as_tuple(versions));
   try {
-    by.versions.observers.admitted(call_.get());
+    by.versions.observers.admitted(call_.ptr());
   } catch (...) {
     end();
     throw;
@@ -234,7 +222,7 @@ inline void Observed::set_running(bool now) { get()->state = now ? ObservedCall:
 
 inline void Observed::finish(PyObject* outputs) {
   get()->state = ObservedCall::FINISHED;
-  get()->by->versions.observers.finished(call_.get(), outputs);
+  get()->by->versions.observers.finished(call_.ptr(), outputs);
   end();
 }
 
@@ -242,82 +230,47 @@ inline void Observed::finish(PyObject* outputs) {
 inline void Observed::end() noexcept {
   ObservedCall* call = get();
   try {
-    if (call->state == ObservedCall::ADMITTED) call->by->versions.observers.abandoned(call_.get());
-    if (call->state == ObservedCall::RUNNING) call->by->versions.observers.failed(call_.get());
+    if (call->state == ObservedCall::ADMITTED) call->by->versions.observers.abandoned(call_.ptr());
+    if (call->state == ObservedCall::RUNNING) call->by->versions.observers.failed(call_.ptr());
   } catch (...) {
     set_python_error();
     PyErr_WriteUnraisable(nullptr);
   }
   call->by = nullptr;
-  Py_CLEAR(call->versions);
-  call_ = Ref();
+  std::exchange(call->versions, py::object());
+  call_ = py::object();
 }
 
-// Gets an attribute, for Python.
-template <auto attribute>
-PyObject* ask(PyObject* self, void*) {
-  return guarded([&]() -> PyObject* {
-    auto* call = reinterpret_cast<const ObservedCall*>(self);
-    if (call->by == nullptr) throw std::runtime_error("dtrrun: internal error: an observer asks of what is over");
-    if constexpr (std::is_same_v<decltype((call->*attribute)()), bool>)
-      return PyBool_FromLong((call->*attribute)());
-    else
-      return (call->*attribute)().release();
-  });
-}
-
-inline PyObject* overwrites(PyObject* self, PyObject* written) {
-  return guarded([&] {
-    return PyBool_FromLong(reinterpret_cast<const ObservedCall*>(self)->overwrites(static_cast<size_t>(as_number(written))));
-  });
-}
-
-inline PyTypeObject* make_observed_call_type() {
+inline void bind_observed_call(py::module_& module) {
   using C = ObservedCall;
-  static PyGetSetDef attributes[] = {
-      {"cost", ask<&C::cost>, nullptr, nullptr, nullptr},
-      {"geometries", ask<&C::geometries>, nullptr, nullptr, nullptr},
-      {"handed_out", ask<&C::handed_out>, nullptr, nullptr, nullptr},
-      {"identity", ask<&C::identity>, nullptr, nullptr, nullptr},
-      {"leaves", ask<&C::leaves>, nullptr, nullptr, nullptr},
-      {"opaque", ask<&C::opaque>, nullptr, nullptr, nullptr},
-      {"operator", ask<&C::operator_>, nullptr, nullptr, nullptr},
-      {"places", ask<&C::places>, nullptr, nullptr, nullptr},
-      {"replayable", ask<&C::replayable>, nullptr, nullptr, nullptr},
-      {"reshapes", ask<&C::reshapes>, nullptr, nullptr, nullptr},
-      {"results", ask<&C::results>, nullptr, nullptr, nullptr},
-      {"shrinks", ask<&C::shrinks>, nullptr, nullptr, nullptr},
-      {"signature", ask<&C::its_signature>, nullptr, nullptr, nullptr},
-      {"statistics", ask<&C::statistics>, nullptr, nullptr, nullptr},
-      {"uninitialised", ask<&C::uninitialised>, nullptr, nullptr, nullptr},
-      {"untouching", ask<&C::untouching>, nullptr, nullptr, nullptr},
-      {"updates_statistics", ask<&C::updates_statistics>, nullptr, nullptr, nullptr},
-      {"versions", ask<&C::its_versions>, nullptr, nullptr, nullptr},
-      {"view", ask<&C::view>, nullptr, nullptr, nullptr},
-      {"written", ask<&C::written>, nullptr, nullptr, nullptr},
-      {nullptr, nullptr, nullptr, nullptr, nullptr},
+  py::class_<C> type(module, "ObservedCall", ITS_OWN, "An operator as observers see it (`core.operator.Call`).");
+  auto attribute = [&](const char* name, auto ask) {
+    type.def_property_readonly(name, [ask](const C& self) {
+      if (self.by == nullptr) throw std::runtime_error("dtrrun: internal error: an observer asks of what is over");
+      return (self.*ask)();
+    });
   };
-  static PyMethodDef methods[] = {
-      {"overwrites", overwrites, METH_O, nullptr},
-      {nullptr, nullptr, 0, nullptr},
-  };
-  auto destroy = [](PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    Py_CLEAR(reinterpret_cast<C*>(self)->signature);
-    Py_CLEAR(reinterpret_cast<C*>(self)->versions);
-    PyObject_Free(self);
-    Py_DECREF(type);
-  };
-  PyType_Slot slots[] = {
-      {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
-      {Py_tp_getset, attributes},
-      {Py_tp_methods, methods},
-      {Py_tp_doc, const_cast<char*>("An operator as observers see it (`core.operator.Call`).")},
-      {0, nullptr},
-  };
-  constexpr unsigned long flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-  PyType_Spec spec = {"_dtrrun_native.ObservedCall", sizeof(C), 0, flags, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  attribute("cost", &C::cost);
+  attribute("geometries", &C::geometries);
+  attribute("handed_out", &C::handed_out);
+  attribute("identity", &C::identity);
+  attribute("leaves", &C::leaves);
+  attribute("opaque", &C::opaque);
+  attribute("operator", &C::operator_);
+  attribute("places", &C::places);
+  attribute("replayable", &C::replayable);
+  attribute("reshapes", &C::reshapes);
+  attribute("results", &C::results);
+  attribute("shrinks", &C::shrinks);
+  attribute("signature", &C::its_signature);
+  attribute("statistics", &C::statistics);
+  attribute("uninitialised", &C::uninitialised);
+  attribute("untouching", &C::untouching);
+  attribute("updates_statistics", &C::updates_statistics);
+  attribute("versions", &C::its_versions);
+  attribute("view", &C::view);
+  attribute("written", &C::written);
+  type.def("overwrites", &C::overwrites);
 }
 
 }  // namespace dtrrun

@@ -67,7 +67,7 @@ class Fingerprints {
 class CallObserver {
  public:
   explicit CallObserver(PyObject* callbacks) : object_(attribute(callbacks, "calls")) {
-    if (object_.get() != Py_None) notes_ = &CallNotesObject::of(object_.get());
+    if (object_.get() != Py_None) notes_ = bound<CallNotes>(object_.get());  // `PythonCallNotes` has no other base
   }
   bool is_on() const { return notes_ != nullptr; }
   // An operator that is not a view has been called.

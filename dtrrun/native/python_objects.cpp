@@ -99,6 +99,8 @@ bool is_error_of(PyObject* type) {
     throw;
   } catch (const python_error& error) {
     return PyErr_GivenExceptionMatches(error.type, type) != 0;
+  } catch (const pybind11::error_already_set& error) {
+    return error.matches(type);
   } catch (...) {
     return false;
   }

@@ -314,7 +314,7 @@ class _Run:
         _EVENTS[text](self, facts)
 
     def _state(self, facts: dict[str, Any]) -> None:
-        restore(self.dtr, facts, self.run.put, self.run.content)
+        restore(self.dtr, facts, self.run.enter, self.run.content)
         if self._leaves:
             self.ledger.let_constants_leave()
         self.dtr.eviction.make_room(0, "set_budget")

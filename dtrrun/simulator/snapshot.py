@@ -30,15 +30,20 @@ def new_signature(name: str, cost: int, output_bytes: int) -> Signature:
 
 
 def restore(
-    dtr: DTR, facts: dict[str, Any], put: Callable[[int, Any], None], content: Callable[[int], Any]
+    dtr: DTR,
+    facts: dict[str, Any],
+    enter: Callable[[int, Any, Version], None],
+    content: Callable[[int], Any],
 ) -> None:
     """Fill the ledger from the facts of a STATE annotation.
 
-    put: called with the number and the stand-in of each storage. content: returns the stand-in for a number.
+    enter: called with the number, the stand-in and the version of each storage. content: returns the
+    stand-in for a number.
     """
     ledger, versions = dtr.ledger, []
+    on_death = ledger.on_death  # made anew each time
     for told in facts["records"]:
-        version = _version(ledger, told, put)
+        version = _version(ledger, told, enter, on_death)
         versions.append(version)
     operations = [_op(ledger.graph, told, versions) for told in facts["ops"]]
     for told, version in zip(facts["records"], versions, strict=True):
@@ -48,18 +53,22 @@ def restore(
     ledger.small_constants = deque(small, ledger.small_constants.maxlen)
 
 
-def _version(ledger: Ledger, told: dict[str, Any], put: Callable[[int, Any], None]) -> Version:
+def _version(
+    ledger: Ledger,
+    told: dict[str, Any],
+    enter: Callable[[int, Any, Version], None],
+    on_death: Callable[[Any], None],
+) -> Version:
     content = new_content(told["bytes"], device=told.get("device", 0))
     alive = told["storage"] is not None
-    on_death = ledger.on_death if alive else _no_matter
-    version = ledger.graph.new_version(content, on_death, told["bytes"], told["age"], told["access"])
+    told_to = on_death if alive else _no_matter
+    version = ledger.graph.new_version(content, told_to, told["bytes"], told["age"], told["access"])
     version.cost, version.mutations = told["cost"], told["version"]
     version.pin, version.escaped = told["pin"], told["exposed"]
     version.superseded, version.used = told["superseded"], told["used"]
     version.fixed, version.period = told.get("fixed", False), told.get("period", 0)
     if alive:
-        put(told["storage"], content)
-        ledger.enter(version)
+        enter(told["storage"], content, version)
     else:
         version.resident = False
         if told.get("copied"):
