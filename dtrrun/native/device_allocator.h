@@ -28,6 +28,7 @@
 #include "counted_kernel.h"
 #include "device_blocks.h"
 #include "shortage.h"
+#include "tables.h"
 
 namespace c10 {
 
@@ -52,9 +53,9 @@ class DeviceAllocator {
     if (original_ != nullptr) return;
     c10::Allocator* allocator = c10::GetAllocator(type);
     void*** table = reinterpret_cast<void***>(allocator);
-    size_t place = place_of(static_cast<c10::DataPtr (c10::Allocator::*)(size_t)>(&c10::Allocator::allocate));
+    size_t place = place_of(&c10::Allocator::allocate);
     count_ = functions_in(*table);
-    if (place >= count_) return;
+    if (place >= count_ || !is_at(*table, place, "allocate")) return;
     functions_ = new void*[ABOVE + count_] + ABOVE;
     std::copy(*table - ABOVE, *table + count_, functions_ - ABOVE);
     original_ = reinterpret_cast<Allocate>(functions_[place]);
@@ -98,12 +99,6 @@ class DeviceAllocator {
     return true;
   }
 
-  // Returns the place of a virtual function in its class's table, as the C++ ABI has it in a pointer to a member.
-  static size_t place_of(c10::DataPtr (c10::Allocator::*function)(size_t)) {
-    uintptr_t offset;  // on some machines plus 1
-    std::memcpy(&offset, &function, sizeof offset);
-    return offset / sizeof(void*);
-  }
   // Returns how many functions a table has; more, if pointers to other functions follow it. No symbol says so: PyTorch does not
   // export that of its allocator. But what follows a table is no code: it is the head of another one, with a number and a type,
   // or data.

@@ -3,6 +3,7 @@
 
 #include "python.h"
 #include "python_objects.h"
+#include "tables.h"
 
 namespace dtrrun {
 
@@ -18,6 +19,8 @@ class Exports {
     auto* table = static_cast<Table*>(PyCapsule_GetPointer(capsule, NAME));
     if (table->major != MAJOR || table->to_owner == nullptr) Py_RETURN_FALSE;
     if (to_owner_ == nullptr) {
+      auto* functions = reinterpret_cast<const void* const*>(table);
+      if (!is_at(functions, offsetof(Table, to_owner) / sizeof(Export), "ManagedTensorFromPyObjectNoSync")) Py_RETURN_FALSE;
       to_owner_ = table->to_owner;
       to_borrower_ = table->to_borrower;
     }

@@ -41,6 +41,11 @@ void bind_foreign(py::module_& module) {
         if (is_session_open()) watch_faults();
       },
       "Make sure that our fault handler is still the first.");
+  module.def("knows_storages", &OwnStorages::are_known,
+             "Return whether PyTorch's storages have the virtual functions that we replace.");
+  module.def(
+      "move", [](std::string name) { moved = std::move(name); },
+      "For tests: act as if this function were not at its place in PyTorch's tables.");
   module.def("faults", &Faults::count,
              "Return how often code other than operators has touched an evicted storage in this process.");
   module.def(

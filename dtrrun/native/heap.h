@@ -14,6 +14,7 @@
 #include "counted_kernel.h"
 #include "outside.h"
 #include "shortage.h"
+#include "tables.h"
 
 namespace dtrrun {
 
@@ -27,7 +28,7 @@ class Heap final : public c10::Allocator {
 
   // Returns false if PyTorch's allocator is one that we do not know, or does not call what we have put into its table.
   bool install() {
-    if (own_->raw_deleter() == nullptr || c10::GetCPUAllocator() != own_) return false;
+    if (!is_known() || own_->raw_deleter() == nullptr || c10::GetCPUAllocator() != own_) return false;
     c10::SetCPUAllocator(this);
     if (c10::GetCPUAllocator() != this) return false;  // another one has precedence
     use_table(own_, passing_on_);
@@ -103,6 +104,11 @@ class Heap final : public c10::Allocator {
     void copy_data(void* to, const void* from, size_t nbytes) const override { default_copy_data(to, from, nbytes); }
   };
   using Table [[gnu::may_alias]] = void*;  // a vtable, to which an object's first word points
+  bool is_known() const {
+    using A = c10::Allocator;
+    auto table = static_cast<const void* const*>(plain_table_);
+    return is_at(table, place_of(&A::allocate), "allocate") && is_at(table, place_of(&A::raw_deleter), "raw_deleter");
+  }
   static Table& table_of(c10::Allocator* allocator) { return *reinterpret_cast<Table*>(allocator); }
   static void use_table(c10::Allocator* allocator, Table table) {
     __atomic_store_n(&table_of(allocator), table, __ATOMIC_RELAXED);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../core/census.h"
+#include "tables.h"
 
 namespace dtrrun {
 
@@ -81,6 +82,13 @@ class OwnStorages {
   }
   // Those of the session that is on.
   static OwnStorages& present() { return *present_.load(std::memory_order_relaxed); }
+
+  // Returns whether PyTorch's storages have the virtual functions that we replace. If not, there can be no session.
+  static bool are_known() {
+    const auto* table = reinterpret_cast<const void* const*>(plain());
+    return kind().is_known && is_at(table, kind().release, "release_resources") &&
+           is_at(table, kind().complete, "StorageImpl", "D") && is_at(table, kind().deleting, "StorageImpl", "D");
+  }
 
   Census census;
 
@@ -154,6 +162,7 @@ class OwnStorages {
   // The places of these functions among the virtual functions of PyTorch's class, and how many these are.
   struct Kind {
     size_t complete = MOST, deleting = MOST, release = MOST, count = 0;  // the first two are destructors
+    bool is_known = true;
   };
   // Overrides what we want to find.
   class Probe final : public c10::StorageImpl {
@@ -164,13 +173,6 @@ class OwnStorages {
     virtual void follows() {}
     bool ended = false;
   };
-  // Returns the place of a virtual function, as the C++ ABI has it in a pointer to a member.
-  template <class Class>
-  static size_t place_of(void (Class::*function)()) {
-    uintptr_t offset;  // on some machines plus 1
-    std::memcpy(&offset, &function, sizeof offset);
-    return offset / sizeof(void*);
-  }
   static Kind found_kind() {
     Kind found;
     Table probe = table_of(new Probe(c10::StorageImpl::use_byte_size_t(), 0, at::DataPtr(), nullptr, /*resizable=*/false));
@@ -185,9 +187,8 @@ class OwnStorages {
       else
         found.count = MOST + 1;  // more than we know of
     }
-    TORCH_CHECK(found.count <= MOST && found.deleting < found.count && found.release < found.count,
-                "dtrrun: this PyTorch's storages have other virtual functions");
-    return found;
+    if (found.count <= MOST && found.deleting < found.count && found.release < found.count) return found;
+    return {0, 0, 0, 0, /*is_known=*/false};
   }
   static const Kind& kind() {
     static const Kind kind = found_kind();

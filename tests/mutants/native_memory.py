@@ -309,6 +309,12 @@ native(
      "found.push_back(tensor);", "false", "hazards_native_code::an_operator_keeps_its_argument"),
 )
 native(
+    "tables of PyTorch's", "tables.h",
+    ("a function is replaced whose name is another",
+     "«symbol.empty()» || symbol.find", "true",
+     "lacking::storages_with_another_table[release_resources]"),
+)
+native(
     "counting", "storages.h",
     ("a counted storage that dies still counts",
      "«owner.census.bytes.fetch_sub(owner.size_of(storage), std::memory_order_relaxed);»", "",

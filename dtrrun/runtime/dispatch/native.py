@@ -5,21 +5,29 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import torch
+
 from dtrrun import bindings
 from dtrrun.core.backend import Policy
 from dtrrun.core.heuristics import AUTO, STEADY
 from dtrrun.extensions import build
+from dtrrun.extensions.building import CannotBuild
 from dtrrun.runtime import guards
 from dtrrun.runtime.dispatch import arrivals
 from dtrrun.runtime.patches import registry
 from dtrrun.settings import RuntimeSettings
 
+OTHER_STORAGES = (
+    "PyTorch {} frees storages by other functions than dtrrun expects",
+    "use another version of PyTorch or dtrrun, and report this",
+)
+
 
 def load(settings: RuntimeSettings) -> ModuleType:
     """Return the native extension, building it if necessary. Operators can come to it from now on.
 
-    Raises CannotBuild, with a one-line message, if it can be neither found nor built, or if operators cannot
-    come to it.
+    Raises CannotBuild, with a one-line message, if it can be neither found nor built, or if this PyTorch's
+    storages are not as expected, or the way in which it hands operators on.
     """
     extension = build.load(_nothing if settings.quiet else _say)
     guards.use_extension(extension)
@@ -31,6 +39,8 @@ def load(settings: RuntimeSettings) -> ModuleType:
 def _open(extension: ModuleType) -> None:
     """Let operators come to the extension, and check that they do: once in a process. Raises CannotBuild."""
     if not _opened:
+        if not extension.knows_storages():
+            raise CannotBuild(OTHER_STORAGES[0].format(torch.__version__), OTHER_STORAGES[1])
         build.check_key()
         _opened.append(extension)
         extension.open_way_in()

@@ -1,13 +1,7 @@
 """Installs and undoes what a session replaces in PyTorch in Python, and knows what could not be replaced.
 
-C++ replaces what is below Python. Each of these is tested when it is installed, and where this PyTorch is not
-as expected, `lack` notes it, a line says so, and the session goes on without it:
-
-- the allocator on a CPU (`native/heap.h`);
-- DLPack's table of functions (`native/dlpack.h`; its version is compared, `patches/exports.py`);
-- `allocate` of the allocator for GPUs, and its callbacks (`native/device_allocator.h`; `cuda/gpu.py`);
-- the hand-over of operators (`native/way_in.h`), without which there is no session (`dispatch/arrivals.py`);
-- `release_resources` of storages (`native/storages.h`), from PyTorch's own header: the compiler compares.
+C++ replaces what is below Python: docs/design/native.md, "What is replaced in PyTorch". `lack` also notes
+what can't be replaced there.
 
 PyTorch and programs keep tables of functions: TorchScript's builtins, what `__torch_function__` may override,
 names in pickles, dictionaries filled when a module was imported. A replacement must be found in all of them,
