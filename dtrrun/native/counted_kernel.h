@@ -3,13 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 namespace dtrrun {
 
 class CountedKernel {
  public:
-  struct TooLarge {};  // thrown into the kernel, which is going to be run again when there is room
+  // Thrown into the kernel, which is going to be run again when there is room. One that is written in Python calls functions of
+  // PyTorch's that pass on only what is a std::exception: anything else would unwind the interpreter.
+  struct TooLarge : std::exception {};
 
   // room: the bytes that it may allocate at once.
   explicit CountedKernel(int64_t room) : CountedKernel(room, false, -1) {}

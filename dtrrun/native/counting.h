@@ -28,6 +28,7 @@
 #include "operator_info.h"
 #include "replays.h"
 #include "shortage.h"
+#include "silence.h"
 #include "stopwatch.h"
 #include "storages.h"
 
@@ -236,9 +237,11 @@ class Counting {
     return is_done(arrival, kernel, run);
   }
 
-  // Runs a kernel that may be stopped. Returns false, with its arguments as before, if it has been.
+  // Runs a kernel that may be stopped. Returns false, with its arguments as before, if it has been: it is going to run again, and
+  // warns then.
   template <class Run>
   static bool is_done(Arrival& arrival, const CountedKernel& kernel, const Run& run) {
+    HeldWarnings warnings;
     arrival.keep();
     try {
       run();
@@ -248,8 +251,9 @@ class Counting {
       }
     } catch (const c10::OutOfMemoryError&) {  // on a GPU, others may have its memory
     } catch (...) {
-      if (!kernel.has_refused()) throw;
+      if (!kernel.has_refused() || is_no_error()) throw;
     }
+    warnings.drop();
     arrival.restore();
     return false;
   }

@@ -10,6 +10,9 @@ namespace dtrrun {
 
 // Converts a C++ exception to a Python exception. (python_objects.cpp)
 Ref as_error(const std::exception_ptr& exception);
+// Called where a C++ exception is handled. Returns true if it is Python's and must reach the program, since it is no error: an
+// interrupt, or an exit. Otherwise, nothing of it remains. Gets the GIL. (python_objects.cpp)
+bool is_no_error();
 
 // Releases the GIL, which this thread has, while in scope.
 class WithoutGil {

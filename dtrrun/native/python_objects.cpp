@@ -106,6 +106,22 @@ bool is_error_of(PyObject* type) {
   }
 }
 
+bool is_no_error() {
+  try {
+    throw;
+  } catch (const python_error& found) {
+    Gil gil;
+    PyObject* type = found.type != nullptr ? found.type : PyErr_Occurred();
+    if (type != nullptr && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) return true;
+    if (found.type == nullptr) PyErr_Clear();
+  } catch (const pybind11::error_already_set& found) {
+    Gil gil;
+    return !found.matches(PyExc_Exception);
+  } catch (...) {
+  }
+  return false;
+}
+
 std::exception_ptr without_frames() {
   Ref error = as_error(std::current_exception());
   try {

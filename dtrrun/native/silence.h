@@ -1,7 +1,9 @@
-// Suppresses warnings of operators that are run again: the program has had them once.
+// Suppresses warnings of operators that are run again: the program has had them once, or is going to.
 #pragma once
 
 #include <c10/util/Exception.h>
+
+#include <vector>
 
 #include "python.h"
 
@@ -47,6 +49,23 @@ class Silent : c10::WarningHandler {
   static inline thread_local int depth = 0;
   Ref filters_;
   c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
+// Keeps the warnings of PyTorch's C++ code in this thread while in scope, and passes them on at the end unless they are dropped.
+class HeldWarnings : c10::WarningHandler {
+ public:
+  HeldWarnings() : outer_(c10::WarningUtils::get_warning_handler()), guard_(this) {}
+  ~HeldWarnings() override {
+    for (const c10::Warning& one : held_) outer_->process(one);
+  }
+  HeldWarnings(const HeldWarnings&) = delete;
+  void process(const c10::Warning& warning) override { held_.push_back(warning); }
+  void drop() { held_.clear(); }
+
+ private:
+  c10::WarningHandler* const outer_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+  std::vector<c10::Warning> held_;
 };
 
 }  // namespace dtrrun

@@ -3,8 +3,9 @@
 The models of `make bench-gpu` at their full size, inside shares of their peak, with the costs of `--cost
 model`. Printed, per step from the fifth on: the allocator's flushes and refusals, waits for a stream (only on
 the stand-in), requests before which neighbours may be evicted, with the µs that each takes, evictions,
-rematerializations, whether these are the same in all of these steps, and how long the processor takes for the
-fastest step, and for a plain one.
+rematerializations, operators of backward passes that are only counted, whether these are the same in all of
+these steps, how long the processor takes for the fastest step and for a plain one, and how many times as
+long. Operators of backward passes are counted as in a session with measured costs; --full: they are not.
 
     python -m tests.hollow --idle python -m tests.bench.gpu_steps unet --share 0.7 0.5
 """
@@ -37,9 +38,11 @@ HEADERS = (
     "µs each",
     "Evictions",
     "Again",
+    "Counted",
     "Alike",
     "ms",
     "plain",
+    "times",
 )
 
 
@@ -53,7 +56,7 @@ class Meter:
     """Counts what the steps of a session do."""
 
     def __init__(self, session: Any) -> None:
-        self.session, self.asked, self.asked_seconds = session, 0, 0.0
+        self.session, self.asked, self.asked_seconds, self.counted = session, 0, 0.0, 0
         device = session.device
         before_flush = device.retry.before_flush
 
@@ -64,6 +67,15 @@ class Meter:
             self.asked_seconds += time.thread_time() - started
 
         device._native.before_flush(asked)
+        history = session.dtr.history
+        end_step = history.end_step
+
+        def ended() -> None:
+            session.ledger.collect_dead()
+            self.counted += session.ledger.operators_counted
+            end_step()
+
+        history.end_step = ended
 
     def figures(self) -> list[float]:
         stats, report = torch.cuda.memory_stats(), self.session.report()
@@ -75,29 +87,32 @@ class Meter:
             self.asked_seconds,
             report["evictions"],
             report["rematerializations"],
+            self.counted,
         ]
 
 
-def inside(step: Callable[[], Any], budget: int, steps: int) -> list[str]:
+def inside(step: Callable[[], Any], budget: int, steps: int, full: bool, plain: float) -> list[str]:
     gc.collect()
     torch.cuda.empty_cache()
     found, took = [], []
     try:
         with dtrrun.budget(budget, device="cuda", cost="model") as session:
+            session.interposer.counts_backward = not full
             meter = Meter(session)
             for _ in range(steps):
                 before = meter.figures()
                 took.append(timed(step))
                 found.append([after - one for one, after in zip(before, meter.figures(), strict=True)])
     except dtrrun.BudgetError as error:
-        return [f"needs {error.least_budget_bytes / 1e9:.1f} GB"] + ["–"] * 8
+        return [f"needs {error.least_budget_bytes / 1e9:.1f} GB"] + ["–"] * 11
     steady = found[FIRST - 1 :]
     columns = [[step[place] for step in steady] for place in range(len(found[0]))]
     each = 1e6 * sum(columns[4]) / max(sum(columns[3]), 1)
     alike = all(one[5:] == steady[0][5:] for one in steady)
     shown = [span(one) for one in columns]
     shown[4] = f"{each:.0f}"
-    return [*shown, "yes" if alike else "no", f"{min(took[FIRST - 1 :]):.1f}"]
+    ms = min(took[FIRST - 1 :])
+    return [*shown, "yes" if alike else "no", f"{ms:.1f}", f"{plain:.1f}", f"{ms / plain:.2f}"]
 
 
 def timed(step: Callable[[], Any]) -> float:
@@ -124,8 +139,8 @@ def measured(name: str, args: argparse.Namespace) -> None:
     overhead = total - free - torch.cuda.memory_reserved()
     for share in args.share:  # what dtrrun keeps free of a budget comes on top
         budget = int(overhead + max(share * peak * 1.05, share * peak + 86 * MIB))
-        cells = [case.title.split(",")[0], f"{share:.0%}", *inside(step, budget, args.steps), f"{plain:.1f}"]
-        print("|", " | ".join(cells), "|", flush=True)
+        found = inside(step, budget, args.steps, args.full, plain)
+        print("|", " | ".join([case.title.split(",")[0], f"{share:.0%}", *found]), "|", flush=True)
 
 
 def main() -> None:
@@ -133,6 +148,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="all if none is given")
     parser.add_argument("--share", type=float, nargs="+", default=[0.7, 0.5])
     parser.add_argument("--steps", type=int, default=10, help=f"at least {FIRST}")
+    parser.add_argument("--full", action="store_true", help="no operator is only counted")
     args = parser.parse_args()
     for row in (HEADERS, ["---", *["---:"] * (len(HEADERS) - 1)]):
         print("|", " | ".join(row), "|")

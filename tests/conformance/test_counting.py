@@ -1,6 +1,8 @@
 """While memory is ample, operators are only counted. Peaks are the same, and so are bits once it is short."""
 
 import threading
+import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -237,6 +239,93 @@ def test_an_operator_that_there_is_no_room_for_is_refused_before_it_has_run(rand
         assert make(2000, 3000).sum() != 0  # 24 MB: more than a quarter, so counting has ended
         assert not session.ledger.counting
         assert 24_000_000 < session.report()["peak_bytes"] <= 40_000_000
+
+
+@contextmanager
+def kernel_in_python(when_stopped):
+    """Context: `mm` has a kernel in Python, registered by PyTorch, which calls the former one.
+
+    when_stopped: called if that raises an error, in place of which its result is returned.
+    """
+    registry = pytest.importorskip("torch._native.registry")
+    former = torch.library.get_kernel("aten::mm", "CPU")
+
+    def kernel(keys, x, y):
+        try:
+            return former.call_boxed(keys, x, y)
+        except Exception:
+            return when_stopped(x, y)
+
+    registry._install_aten_override("mm", "CPU", kernel)
+    try:
+        yield
+    finally:
+        registry._destroy_aten_override("mm", "CPU")
+
+
+def product_in_python(when_stopped):
+    """Return what is made, 24 MB, by a kernel in Python that is only counted, and so is stopped."""
+    small, tall, wide = torch.ones(4, 4), torch.ones(2000, 4), torch.ones(4, 3000)
+    stopped = []
+
+    def note(x, y):
+        stopped.append(session.ledger.counting)
+        return when_stopped()
+
+    step, _ = training()
+    with kernel_in_python(note), dtrrun.budget("40MB") as session:
+        for _ in range(4):
+            step()
+            small @ small
+        tall.sum(), wide.sum()  # what is new to the session is never counted
+        assert session.ledger.counting
+        try:
+            return tall @ wide
+        finally:
+            assert stopped == [True]
+            assert (tall @ wide == 4).all()  # counting has ended before, or does now
+
+
+def raise_another():
+    raise LookupError("not what was raised")
+
+
+@pytest.mark.parametrize("when_stopped", [raise_another, lambda: torch.zeros(2000, 3000)])
+def test_a_kernel_is_recognised_as_stopped_whatever_it_makes_of_that(when_stopped):
+    made = product_in_python(when_stopped)
+    assert made.shape == (2000, 3000)
+    assert (made == 4).all()
+
+
+def test_an_interrupt_is_not_lost_in_a_kernel_that_has_been_stopped():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        product_in_python(interrupt)
+
+
+def test_a_kernel_that_is_stopped_warns_once():
+    bounds, tall = torch.arange(4.0), torch.ones(1, 2000)
+    step, _ = training()
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with dtrrun.budget("40MB") as session, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                step()
+                torch.searchsorted(bounds, bounds)
+            assert session.ledger.counting
+            del told[:]
+            torch.searchsorted(bounds, tall.expand(4, 2000))
+            assert len(told) == 1
+            assert session.ledger.counting
+            torch.searchsorted(bounds, tall.expand(1500, 2000))  # 24 MB
+            assert not session.ledger.counting
+            assert len(told) == 2
+    finally:
+        torch.set_warn_always(before)
 
 
 def test_two_threads_are_counted_at_once():

@@ -61,6 +61,7 @@ class Interposer:
         self.threads, self._alert = Threads(native, noticed, alert), alert
         self.ledger, self.recipes = callbacks.ledger, callbacks.dtr.recipes
         self.prices = callbacks.signatures.modelled  # the cost model says what first calls cost
+        self.counts_backward = not callbacks.signatures.modelled  # what is only counted has no cost
         self.mask = storage.MASK
         self.touch: Callable[[Version, Callable[[], bool]], None] | None = None
         self._patches = Patches(lasting=True)  # the compiler runs higher-order operators, too
@@ -189,9 +190,9 @@ class Interposer:
     def count_only(self) -> None:
         """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`).
 
-        Otherwise those of backward passes that make little; but not if the cost model prices operators.
+        Otherwise those of backward passes that make little (`counts_backward`).
         """
-        self.native.count_only(AMPLE, not self.prices)
+        self.native.count_only(AMPLE, self.counts_backward)
 
     def adopt_counted(self) -> None:
         """Enter what operators that were only counted have made, so that it may leave for the host.
