@@ -188,16 +188,25 @@ class Counting {
     bool is_steady = false;  // it writes at most to its first tensor, and depends on nothing but its arguments
     std::atomic<bool> is_long{false};  // as the last call that was timed
     std::atomic<int64_t> calls{0};
-    // Hashes of some sizes with which it has made too much in a backward pass; 0: none. Last: rarely read.
-    std::atomic<size_t> larges{0};
+    // Whether it has made too much in a backward pass, and with which sizes: a bit for each hash of these. Some other sizes have the same
+    // bit, and are handled in full, too. An operator may be called with a hundred sizes. Last: rarely read.
+    std::atomic<bool> has_large{false};
     std::array<std::atomic<uint64_t>, 8> large{};
+    static size_t word_of(uint64_t hash) { return hash >> 61; }
+    static uint64_t bit_of(uint64_t hash) { return uint64_t{1} << (hash >> 55 & 63); }
     bool is_large(Arrival& arrival) const {
-      return larges != 0 && std::find(large.begin(), large.end(), arrival.hash_of_sizes()) != large.end();
+      if (!has_large) return false;
+      uint64_t hash = arrival.hash_of_sizes();
+      return (large[word_of(hash)] & bit_of(hash)) != 0;
     }
-    void add_large(Arrival& arrival) { large[larges++ % large.size()] = arrival.hash_of_sizes(); }
+    void add_large(Arrival& arrival) {
+      uint64_t hash = arrival.hash_of_sizes();
+      large[word_of(hash)] |= bit_of(hash);
+      has_large = true;
+    }
     void forget_large() {
       for (auto& one : large) one = 0;
-      larges = 0;
+      has_large = false;
     }
   };
 
