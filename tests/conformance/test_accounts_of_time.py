@@ -45,12 +45,15 @@ def test_a_native_replay_under_way_is_bookkeeping(monkeypatch):
         assert session.dtr.rematerializer.under_way_ns() == 0
 
 
+LOADING_NS = 400_000_000  # more than the rest takes, on a busy machine, too
+
+
 def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch):
     """PyTorch's time for loading is not bookkeeping; it used to be deducted though it was never added."""
 
     def loads(*args):
-        time.sleep(0.05)
-        monkeypatch.setattr(shapes, "loading_ns", shapes.loading_ns + 50_000_000)
+        time.sleep(LOADING_NS / 1e9)
+        monkeypatch.setattr(shapes, "loading_ns", shapes.loading_ns + LOADING_NS)
         return 4_000_000
 
     with dtrrun.budget("1MB") as session:
@@ -60,4 +63,4 @@ def test_the_time_of_an_operator_that_finds_no_room_is_accounted_for(monkeypatch
         monkeypatch.setattr("dtrrun.runtime.session.find_training", lambda device_type: found)  # this, too
         with pytest.raises(dtrrun.BudgetError):
             torch.ones(1_000_000)
-        assert 0 <= session.times()["bookkeeping_ns"] < 50_000_000
+        assert 0 <= session.times()["bookkeeping_ns"] < LOADING_NS
