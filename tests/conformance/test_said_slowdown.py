@@ -6,9 +6,11 @@ from statistics import median
 import pytest
 import torch
 
+import dtrrun
+from dtrrun.core.heuristics import STEADY
 from dtrrun.runtime.access import Access
 from dtrrun.runtime.dispatch.interposer import Interposer
-from tests.bench.said import in_process, small
+from tests.bench.said import small
 from tests.bench.small_operators import cells, distributions, graph
 
 WITHIN = 0.12  # `python -m tests.bench said` is stricter, and repeats more
@@ -20,7 +22,7 @@ def test_what_is_said_is_measured(program):
     assert median(timed.said) == pytest.approx(timed.measured, rel=WITHIN)
 
 
-STEP_NS = 30_000_000  # long enough that the operators that are timed are many
+CALLS = 3000  # one in eight is timed
 
 
 def spin(ns):
@@ -38,39 +40,38 @@ def reads(tensor=torch.ones(2)):  # noqa: B008
     tensor.tolist()
 
 
+def said_ns(call):
+    """Return what dtrrun says that its work takes, as the processor's time."""
+    with dtrrun.budget("1GB", "cpu", heuristic=STEADY) as session:
+        call()  # what only the first one does
+        before, began = session.times(), time.thread_time_ns()
+        for _ in range(CALLS):
+            call()
+        took, after = time.thread_time_ns() - began, session.times()
+    said, wall = (after[name] - before[name] for name in ("bookkeeping_ns", "wall_ns"))
+    return took * said / wall
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "ns"),
-    [(Interposer, "capture", draws, 60_000), (Access, "_join", reads, 60_000)],
+    ("owner", "name", "call"),
+    [(Interposer, "capture", draws), (Access, "_join", reads)],
     ids=["C++", "Python"],
 )
-def test_work_of_a_known_size_is_said(owner, name, call, ns, monkeypatch):
-    """What is added to dtrrun's work is added to what it says, however slow the rest of it is here."""
+def test_work_of_a_known_size_is_said(owner, name, call, monkeypatch):
+    """What is added to dtrrun's work is added to what it says, however slow the rest is on this machine."""
     original = getattr(owner, name)
+    monkeypatch.setattr("dtrrun.runtime.session.unseen_ns", lambda *_: 0)
+    added = 0
 
     def longer(*args):
-        spin(ns)
+        nonlocal added
+        began = time.thread_time_ns()
+        spin(60_000)
+        added += time.thread_time_ns() - began
         return original(*args)
 
-    monkeypatch.setattr("dtrrun.runtime.session.unseen_ns", lambda *_: 0)
-
-    def step():
-        for _ in range(STEP_NS // ns):
-            spin(ns)
-            call()
-
-    def slowdowns():
-        timed = in_process(lambda: step, "1GB", rounds=2, first=1, steps=9)
-        return median(timed.said), timed.measured
-
-    found = []
-    for _ in range(5):  # what is wrongly accounted for is wrong each time
-        before = slowdowns()
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, longer)
-            after = slowdowns()
-        said, measured = (two - one for one, two in zip(before, after, strict=True))
-        assert measured > 0.6
-        found.append((said, measured))
-        if said == pytest.approx(measured, rel=0.15):
-            return
-    pytest.fail(f"said, measured: {found}")
+    before = said_ns(call)
+    monkeypatch.setattr(owner, name, longer)
+    after = said_ns(call)
+    assert added > 60_000 * CALLS
+    assert after - before == pytest.approx(added, rel=0.2)
