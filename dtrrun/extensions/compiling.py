@@ -28,14 +28,18 @@ BINARIES, HEADERS = "binaries", "include"
 """The folders beside this file where wheels have binaries, and pybind11's headers."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 
+TYPES = BINDINGS / "core_types.cpp"
 LIBRARY = (
     *(CORE / f"{name}.cpp" for name in ("rematerialize", "policy/policy", "mutation", "recipes", "eviction")),
-    BINDINGS / "core_types.cpp",
+    TYPES,
 )
 """The core, which both extensions contain."""
 FILES = (
-    (*(NATIVE / f"{name}.cpp" for name in ("interposer", "memory_functions", "foreign_functions")), *LIBRARY),
-    (NATIVE / "python_objects.cpp", NATIVE / "turn_lock.cpp", NATIVE / "way_in.cpp"),
+    (
+        *(NATIVE / f"{name}.cpp" for name in ("interposer", "memory_functions", "foreign_functions")),
+        *LIBRARY[:-1],
+    ),
+    (*(NATIVE / f"{name}.cpp" for name in ("python_objects", "turn_lock", "way_in")), TYPES),
 )
 """The native extension's, in the units in which they are compiled as a whole."""
 CORE_FILES = ((BINDINGS / "core.cpp",), LIBRARY)
