@@ -1,7 +1,7 @@
 # make demo, make test: a fresh machine needs Python 3.11 or later with its headers, and a C++ compiler. See README.md.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo wheels test test-bits test-parts test-processes conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check bench bench-simulator docs docs-pictures docs-runs bench-gpu gpu-short clean
+.PHONY: demo wheels test test-bits test-parts test-processes conformance decisions programs versions torch-next pytorch-tests gpu-without-gpu ecosystem smoke sanitize sanitize-threads check tidy bench bench-simulator docs docs-pictures docs-runs bench-gpu gpu-short clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -173,6 +173,11 @@ check: $(INSTALLED) docs
 	git ls-files '*.h' '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 	$(BIN)/python -m tests.warnings
+
+# Mistakes in the C++ that the compiler does not see; takes some minutes.
+tidy: $(INSTALLED)
+	$(PIP) --no-build-isolation --editable '.[check]'
+	$(BIN)/python -m tests.tidy
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench

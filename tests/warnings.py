@@ -29,14 +29,18 @@ def check(unit: compiling.Unit) -> str:
     return done.stderr if done.returncode else ""
 
 
-def main() -> None:
+def units() -> list[compiling.Unit]:
+    """Return each file of both extensions, and how it is compiled."""
     recipes = (
         build.recipe(whole=False),
         compiling.core(building.python_headers(), building.pybind11_headers(), whole=False),
     )
-    units = {unit.files: unit for recipe in recipes for unit in recipe.units}.values()
+    return list({unit.files: unit for recipe in recipes for unit in recipe.units}.values())
+
+
+def main() -> None:
     with ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
-        found = [text for text in pool.map(check, units) if text]
+        found = [text for text in pool.map(check, units()) if text]
     sys.exit("\n".join(found) or None)
 
 

@@ -290,6 +290,7 @@ class LoggedRun {
   }
   std::vector<Version*> versions(const std::vector<int64_t>& numbers) const {
     std::vector<Version*> found;
+    found.reserve(numbers.size());
     for (int64_t number : numbers) found.push_back(version(number));
     return found;
   }

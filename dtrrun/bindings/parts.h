@@ -94,7 +94,7 @@ inline void bind_parts(py::module_& module) {
   bind_part<Operators>(module, "Operators")
       .method(
           "adopt",
-          +[](Core& core, StorageRef storage, Pin pin) {
+          +[](Core& core, const StorageRef& storage, Pin pin) {
             return core.operators.adopt(storage.get(), pin == nullptr ? pins::CONSTANT : pin);
           },
           "Enter a storage that no recorded operator made, as a constant, and return its version.\n\n"

@@ -334,7 +334,11 @@ class FrugalRun {
   bool give_up_more(Step& step) {
     if (step.refusals > MOST_REFUSALS) return false;
     int64_t need = std::max<int64_t>(needs(step), 1);
-    if (step.refusals < MOST_REFUSALS && give_up(need << step.refusals++, step)) return true;
+    if (step.refusals < MOST_REFUSALS) {
+      const int64_t wanted = need << step.refusals;
+      step.refusals++;
+      if (give_up(wanted, step)) return true;
+    }
     step.refusals = MOST_REFUSALS + 1;
     eviction_.evict_to(0);  // then all but its inputs is free
     return true;

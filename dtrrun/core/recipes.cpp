@@ -68,7 +68,7 @@ bool Recipes::secure(Version* wanted) {
     }
     if (deeper) continue;
     if (!broken) {
-      settle(node, maker.get(), std::move(frame.constants));
+      settle(node, maker.get(), std::move(frame.constants));  // NOLINT(bugprone-use-after-move): moved only if deeper
     } else if (node->resident && !node->scratch) {
       make_constant(node, pins::INPUT_LOST);
     } else {  // neither resident nor replayable; nor are its dependents in the stack, up to a resident one

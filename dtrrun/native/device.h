@@ -51,7 +51,7 @@ class Device {
       ours_.set_index(index);
       guard_.emplace(ours_.type());
     }
-    places_[static_cast<size_t>(index)] = static_cast<int8_t>(main_streams_.size());
+    places_.at(static_cast<uint8_t>(index)) = static_cast<int8_t>(main_streams_.size());
     main_streams_.push_back(guard_->getDefaultStream(c10::Device(ours_.type(), index)));
   }
   bool is_bound() const { return is_cpu() || !main_streams_.empty(); }
@@ -60,7 +60,7 @@ class Device {
   // Returns the place of a device; -1 if memory there is not the session's.
   int64_t place_of(c10::Device device) const {
     if (ours_.is_cpu()) return device.is_cpu() ? 0 : -1;
-    return device.type() == ours_.type() && device.has_index() ? places_[static_cast<size_t>(device.index())] : -1;
+    return device.type() == ours_.type() && device.has_index() ? places_[static_cast<uint8_t>(device.index())] : -1;
   }
   c10::Device at(int64_t place) const { return main_streams_[static_cast<size_t>(place)].device(); }
   // Returns true if memory on `device` is the session's.
