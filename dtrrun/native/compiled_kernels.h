@@ -34,7 +34,7 @@ class KernelOperator {
 
   const OperatorHandle& handle() const { return *handle_; }
   // Returns a kernel's arguments as a stack, as the operator takes them.
-  Stack packed(const std::vector<IValue>& given) const { return is_packed(arguments_) ? pack(arguments_, given) : given; }
+  Stack packed(std::vector<IValue> given) const { return is_packed(arguments_) ? pack(arguments_, given) : std::move(given); }
 
  private:
   static constexpr const char* BY = "by dtrrun";
