@@ -164,6 +164,16 @@ inline bool count_new(const IValue& value, OwnStorages& own) {
   return all;
 }
 
+// Counts what `torch.tensor` has made, which hides how, and has filled by address. Returns false if it is not plain memory of the CPU's
+// allocator.
+inline bool count_filled(const at::Tensor& made, OwnStorages& own) {
+  if (!made.defined() || !made.unsafeGetTensorImpl()->has_storage() || !made.is_cpu()) return false;
+  c10::StorageImpl* storage = made.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (!OwnStorages::is_plain(storage) || storage->data_ptr().get_deleter() != c10::GetCPUAllocator()->raw_deleter()) return false;
+  own.count(storage);
+  return true;
+}
+
 class BoxedArrival final : public Arrival {
  public:
   // stack: has the arguments on top, where the results will go.

@@ -62,7 +62,9 @@ class Counting {
     {
       Inside inside(*this, /*counts=*/!all || terms.may_leave);
       bool is_late = all ? terms.may_leave && !own.census.counting : is_evicting_ != 0;
-      if (is_late || !arrival.is_known({own, terms.device, /*in_memory=*/!all}) || !terms.is_here()) return false;
+      if (is_late || !terms.is_here()) return false;
+      if (!arrival.is_known({own, terms.device, /*in_memory=*/!all}) && !(all && known->lifts && is_filled(arrival, own, terms)))
+        return false;
       started = timed ? now_ns() : 0;
       if (!(all ? run_kernel(arrival, *known, own.census, terms) : run_little(arrival, *known, own, terms))) return false;
       ended = timed ? now_ns() : 0;
@@ -125,7 +127,8 @@ class Counting {
     if (!handled || count_ == MOST || find(schema) != nullptr) return;
     Known& one = *place_of(schema);
     one.views = info.handler == HandlerKind::VIEW || info.handler == HandlerKind::NO_TENSORS;
-    one.makes = !one.views && info.makes_tensors;
+    one.lifts = static_cast<const c10::FunctionSchema*>(schema)->name() == "aten::lift_fresh";
+    one.makes = one.lifts || (!one.views && info.makes_tensors);
     one.repeatable = !info.random && !info.updates && info.mutates.empty();
     one.is_steady = one.repeatable || (!info.random && !info.updates && info.mutates == std::vector<size_t>{0});
     one.forget_large();
@@ -186,6 +189,7 @@ class Counting {
     std::atomic<const void*> schema{nullptr};
     bool views = false, makes = false, repeatable = false;  // views: its kernel touches no memory
     bool is_steady = false;  // it writes at most to its first tensor, and depends on nothing but its arguments
+    bool lifts = false;  // its tensor may have just been made by `torch.tensor`
     std::atomic<bool> is_long{false};  // as the last call that was timed
     std::atomic<int64_t> calls{0};
     // Whether it has made too much in a backward pass, and with which sizes: a bit for each hash of these. Some other sizes have the same
@@ -221,6 +225,12 @@ class Counting {
   Known* find(const void* schema) {
     Known* found = place_of(schema);
     return found->schema.load(std::memory_order_relaxed) == nullptr ? nullptr : found;
+  }
+
+  // Returns whether an operator has got what `torch.tensor` has just made, which it counts.
+  static bool is_filled(Arrival& arrival, OwnStorages& own, const Terms& terms) {
+    const at::Tensor* made = arrival.first();
+    return terms.device.is_cpu() && made != nullptr && count_filled(*made, own);
   }
 
   // Runs the kernel of an operator. Returns false, with nothing done, if what it makes takes more room than there is, or might: in full,

@@ -2,8 +2,10 @@
 
 import threading
 import warnings
+from collections import deque
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,7 @@ def peaks_of(step, size, times=(1,) * STEPS):
     only counted at the end."""
     peaks = []
     with dtrrun.budget(size) as session:
+        session.ledger.small_constants = deque(maxlen=0)  # in full, some are kept for recipes
         session.on_step(lambda figures: peaks.append(figures["peak_bytes"]))
         for one in times:
             step(one)
@@ -107,6 +110,55 @@ def test_what_is_counted_has_no_version():
         assert session.ledger.counting
         assert not {key for key, _ in session.ledger.versions.items()} - before
         assert session.ledger.census_bytes >= 256
+
+
+FILLED = {
+    "numbers": lambda: torch.tensor([1.0, 2.0] * 100),
+    "of gradients": lambda: torch.tensor([1.0] * 200, requires_grad=True),
+    "array": lambda: torch.tensor(np.ones(200)),
+    "shared array": lambda: torch.as_tensor(np.ones(200)),
+    "nothing": lambda: torch.tensor([]),
+    "one": lambda: torch.tensor(7),
+}
+
+
+@pytest.mark.parametrize("size", [None, "1GB"])
+@pytest.mark.parametrize("kind", FILLED)
+def test_what_is_filled_by_address_is_counted_as_in_full(kind, size, monkeypatch):
+    def program():
+        torch.manual_seed(0)
+        net, kept = nn.Linear(200, 1), []
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(times):
+            for _ in range(times):
+                kept.append(FILLED[kind]())
+                _ = kept[-1] * 2 + (kept[-1] == 7)
+            net(torch.ones(3, 200)).sum().backward()
+            optimizer.step()
+
+        return step, [net, kept]
+
+    check_counted(program, size, monkeypatch)
+
+
+def test_numbers_have_no_version():
+    step, _ = training()
+    with dtrrun.budget(None) as session:
+        torch.tensor([1.0])
+        for _ in range(5):
+            step()
+
+        def counted():
+            session.ledger.collect_dead()
+            return session.ledger.census_bytes
+
+        before = {key for key, _ in session.ledger.versions.items()}, counted()
+        made = [torch.tensor([float(i)] * 100) for i in range(10)]
+        assert counted() - before[1] == 10 * 448
+        assert not {key for key, _ in session.ledger.versions.items()} - before[0]
+        del made
+        assert counted() == before[1]
 
 
 def test_a_step_that_takes_more_than_the_budget_is_kept_inside():
