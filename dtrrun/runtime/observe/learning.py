@@ -300,8 +300,10 @@ class Learning:
 
     def _consider(self) -> None:
         """Log the next steps, if a search is worth it."""
+        if self._recomputed < self._paid:  # first: the share takes longer
+            return
         share = self._share
-        if share is None or share < self._tolerated or self._recomputed < self._paid:
+        if share is None or share < self._tolerated:
             return
         operators = [after - before for before, after in pairwise(self._ages)]
         kinds = kinds_of(operators)
