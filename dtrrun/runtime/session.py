@@ -46,7 +46,7 @@ from dtrrun.runtime.observe.holding import Now, Program, by_name, hold, told
 from dtrrun.runtime.observe.labels import Labels, Row, held_by, relabelled, without_role_bytes
 from dtrrun.runtime.observe.moment import Moment
 from dtrrun.runtime.observe.on_step import Figures, OnStep
-from dtrrun.runtime.observe.own_time import OwnTime, ProcessorWait, unseen_ns
+from dtrrun.runtime.observe.own_time import OwnTime, processor_wait, unseen_ns
 from dtrrun.runtime.observe.rehearsal import Rehearsal
 from dtrrun.runtime.observe.steps import StepClock
 from dtrrun.runtime.observe.thrashing import GRACE_NS, Thrashing
@@ -178,7 +178,7 @@ class Session:
         )
         self.dtr.eviction.adopt_counted = self.interposer.adopt_counted
         self._started_ns = now_ns()
-        self._waits, self._own_time = ProcessorWait(), OwnTime(5)
+        self._waits, self._own_time = processor_wait(), OwnTime(5)
         self._waited_ns = self._waits.ns()
         self._loading_ns = shapes.loading_ns
         self._compacted_age = 0

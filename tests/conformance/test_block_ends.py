@@ -1,6 +1,7 @@
 """How a block of `dtrrun.budget` ends: within the budget after an error, and always with the right values."""
 
 import gc
+import os
 import time
 import traceback
 import weakref
@@ -158,6 +159,22 @@ def test_the_end_of_a_block_without_an_error_brings_everything_back_and_says_by_
     (warning,) = report["warnings"]
     assert "above the budget" in warning["text"]
     assert all(map(torch.equal, kept, activations(weights(), [])))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux")
+def test_blocks_leave_no_file_open():
+    """Not even until the next garbage collection: a process may have a thousand only."""
+    open_files, was_on = [], gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(12):
+            with dtrrun.budget("64MB"):
+                torch.ones(8).sum()
+            open_files.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        if was_on:
+            gc.enable()
+    assert open_files[-1] <= open_files[1]
 
 
 def test_an_ended_session_is_let_go_of():

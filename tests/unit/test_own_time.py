@@ -40,7 +40,7 @@ def test_a_thread_that_sleeps_does_not_wait_for_a_processor():
 
 
 def test_a_piece_is_counted_without_the_waits_since_the_last_one(monkeypatch):
-    waits = iter([5 * MS, 5 * MS, 9 * MS, 9 * MS, 30 * MS])
+    waits = iter([5 * MS, 5 * MS, 5 * MS, 9 * MS, 9 * MS, 30 * MS])
     monkeypatch.setattr(ProcessorWait, "ns", lambda _: next(waits))
     monkeypatch.setattr(own_time, "_known", own_time._Known())
     assert [without_waits(ns) for ns in (0, 1 * MS, 5 * MS, 2 * MS, 3 * MS)] == [0, 1 * MS, 1 * MS, 2 * MS, 0]

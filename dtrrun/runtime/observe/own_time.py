@@ -66,17 +66,23 @@ class _Known(threading.local):
 _known = _Known()
 
 
+def processor_wait() -> ProcessorWait:
+    """Return this thread's. Sessions share it: they live until the garbage collector finds them, and each
+    would keep a file open."""
+    if _known.wait is None or _known.pid != os.getpid():
+        _known.wait, _known.pid = ProcessorWait(), os.getpid()
+        _known.ns = _known.wait.ns()
+    return _known.wait
+
+
 def without_waits(ns: int) -> int:
     """Return how much of a time, which ends now, this thread ran.
 
     Leaves out all its waits since it last called this. If the time may begin later than that, call it with 0
     at the beginning.
     """
-    if _known.wait is None or _known.pid != os.getpid():
-        _known.wait, _known.pid = ProcessorWait(), os.getpid()
-        _known.ns = _known.wait.ns()
-        return ns
-    before, _known.ns = _known.ns, _known.wait.ns()
+    wait = processor_wait()
+    before, _known.ns = _known.ns, wait.ns()
     return max(ns + before - _known.ns, 0)
 
 
