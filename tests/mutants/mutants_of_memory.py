@@ -48,9 +48,9 @@ row(
      "hazards_saving::other_modules_are_handed_memory_for_good"),
     ("constructors read evicted elements", "runtime.patches.escapes:NUMBERS", (),
      "hazards_escapes::reads surface::evicted_tensors_in_lists"),
-    ("an escape's replay runs under the program's modes",
+    ("a replay runs under the program's modes",
      "runtime.execute:Executor.below", lambda self: torch.no_grad(),
-     "hazards_modes::autocast_in_and_out"),
+     "hazards_program_modes::nested_modes_see_everything_once_and_in_order"),
 )
 row(
     "native extensions",
