@@ -412,4 +412,5 @@ def import_from(name: str, path: Path) -> ModuleType:
     except (ImportError, RuntimeError) as error:
         why = f"it cannot be loaded: {str(error).splitlines()[0]}"
         raise CannotBuild(why, f"remove {path.parent}, so that it is built again") from None
+    sys.modules[name] = module  # it is not imported again, nor is another version of it
     return module
