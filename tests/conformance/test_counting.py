@@ -300,6 +300,8 @@ def kernel_in_python(when_stopped):
     when_stopped: called if that raises an error, in place of which its result is returned.
     """
     registry = pytest.importorskip("torch._native.registry")
+    if not hasattr(registry, "_install_aten_override"):
+        pytest.skip("registers kernels in Python in another way")
     former = torch.library.get_kernel("aten::mm", "CPU")
 
     def kernel(keys, x, y):
