@@ -10,7 +10,7 @@ void TurnLock::wait() {
     PyLockStatus status;
     {
       WithoutGil released;
-      status = PyThread_acquire_lock_timed(lock_, is_patient ? PATIENCE_US : -1, 1);
+      status = PyThread_acquire_lock_timed(lock_, is_patient ? patience_us_ : -1, 1);
     }
     if (status == PY_LOCK_ACQUIRED) return owned();
     if (status == PY_LOCK_INTR) {
@@ -48,8 +48,8 @@ void bind_turn_lock(py::module_& extension) {
   py::class_<TurnLock>(
       extension, "TurnLock", ITS_OWN, collected<TurnLock, &TurnLock::alert>(),
       "The reentrant lock of a session, also for `threading.Condition`. An interrupt leaves each call done or not.")
-      .def(py::init<py::object>(), "alert"_a,
-           "alert: called with the number of the thread that has the lock, once another one has waited for half a minute.")
+      .def(py::init<py::object, double>(), "alert"_a, "seconds"_a,
+           "alert: called with the number of the thread that has the lock, once another one has waited so many seconds for it.")
       .def(
           "acquire",
           [](TurnLock& self, bool blocking) {

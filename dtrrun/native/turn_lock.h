@@ -15,8 +15,9 @@ namespace dtrrun {
 // Reentrant. Its calls need the GIL, and release it while they wait.
 class TurnLock {
  public:
-  // alert: called with the number of the thread that has the lock, once another one has waited `PATIENCE_US` for it.
-  explicit TurnLock(py::object alert) : alert(std::move(alert)), lock_(PyThread_allocate_lock()) {
+  // alert: called with the number of the thread that has the lock, once another one has waited so many seconds for it.
+  TurnLock(py::object alert, double seconds)
+      : alert(std::move(alert)), patience_us_(static_cast<PY_TIMEOUT_T>(seconds * 1e6)), lock_(PyThread_allocate_lock()) {
     if (lock_ == nullptr) throw std::bad_alloc();
   }
   ~TurnLock() { PyThread_free_lock(lock_); }
@@ -58,7 +59,7 @@ class TurnLock {
   }
   void wait();
 
-  static constexpr PY_TIMEOUT_T PATIENCE_US = 30'000'000;
+  const PY_TIMEOUT_T patience_us_;
   PyThread_type_lock lock_;
   unsigned long owner_ = 0;  // a thread's number; 0: nobody
   int count_ = 0;

@@ -54,7 +54,7 @@ _PACKAGES = tuple(
 
 def lock_of_session(native: Any, alert: Callable[[str], None]) -> Any:
     """Return a reentrant lock (`turn_lock.h`). If a thread waits long for it, `alert` is told who has it."""
-    return native.TurnLock(lambda owner: alert(late(owner)))
+    return native.TurnLock(lambda owner: alert(late(owner)), PATIENCE_SECONDS)
 
 
 class Turns:
