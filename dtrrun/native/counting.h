@@ -129,8 +129,10 @@ class Counting {
     one.views = info.handler == HandlerKind::VIEW || info.handler == HandlerKind::NO_TENSORS;
     one.lifts = static_cast<const c10::FunctionSchema*>(schema)->name() == "aten::lift_fresh";
     one.makes = one.lifts || (!one.views && info.makes_tensors);
-    one.repeatable = !info.random && !info.updates && info.mutates.empty();
-    one.is_steady = one.repeatable || (!info.random && !info.updates && info.mutates == std::vector<size_t>{0});
+    bool is_function = !info.random && !info.updates, in_place = info.mutates == std::vector<size_t>{0};
+    one.repeatable = is_function && info.mutates.empty();
+    one.in_place = is_function && in_place;
+    one.stops = one.repeatable || (is_function && info.allocates_first && (in_place || info.writes_beside));
     one.forget_large();
     one.is_long = false;
     one.calls = 0;
@@ -188,7 +190,8 @@ class Counting {
   struct Known {
     std::atomic<const void*> schema{nullptr};
     bool views = false, makes = false, repeatable = false;  // views: its kernel touches no memory
-    bool is_steady = false;  // it writes at most to its first tensor, and depends on nothing but its arguments
+    bool in_place = false;  // it writes to its first tensor, and depends on nothing but its arguments
+    bool stops = false;  // on a GPU, it can be stopped when it allocates: by then, it has written to nothing
     bool lifts = false;  // its tensor may have just been made by `torch.tensor`
     std::atomic<bool> is_long{false};  // as the last call that was timed
     std::atomic<int64_t> calls{0};
@@ -279,7 +282,7 @@ class Counting {
 
   // The same, for one of a backward pass, inside a budget.
   static bool run_little(Arrival& arrival, Known& known, const OwnStorages& own, const Terms& terms) {
-    if (!known.is_steady) return false;
+    if (!known.repeatable && !known.in_place && !known.stops) return false;
     auto run = [&] { Shortage::Kernel::run(/*locked=*/false, /*own=*/true, [&] { arrival.run(); }); };
     if (known.views) {
       arrival.run();
@@ -288,15 +291,18 @@ class Counting {
     int64_t room = own.census.room_for_little();
     const at::Tensor* first = arrival.first();
     int64_t nbytes = first == nullptr || !first->defined() ? 0 : static_cast<int64_t>(first->nbytes());
-    // What can't be repeated can't be stopped in the middle. On a GPU, where it might be refused memory, that would be needed.
-    if (!known.repeatable) {
-      if (nbytes == 0 || nbytes > room / TIMES || !first->unsafeGetTensorImpl()->has_storage()) return false;
-      if (!terms.device.is_cpu() || !own.counts(first->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()))
-        return false;
-      run();
-      return true;
+    if (known.in_place) {
+      if (nbytes == 0 || !first->unsafeGetTensorImpl()->has_storage()) return false;
+      if (!own.counts(first->unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl())) return false;
+      if (terms.device.is_cpu()) {  // it can't be stopped, and is never refused memory
+        if (nbytes > room / TIMES) return false;
+        run();
+        return true;
+      }
+    } else if (nbytes > room) {
+      return false;
     }
-    if (nbytes > room || known.is_large(arrival)) return false;
+    if (!known.stops || known.is_large(arrival)) return false;
     CountedKernel::Exact kernel(room, own.mask());
     bool done = is_done(arrival, kernel, run);
     if (!done) known.add_large(arrival);

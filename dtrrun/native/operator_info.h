@@ -92,6 +92,7 @@ struct OperatorInfo {
   bool makes_tensors = true, sized_by_numbers = false;
   bool opaque = false;  // one result is a workspace, which exists only if gradients may be computed
   bool blank = false;   // it overwrites memory that nothing has written to, perhaps only a part of it
+  bool allocates_first = false, writes_beside = false;  // as in `runtime/operators.py`
   std::vector<size_t> mutates;  // the places of the tensors, or lists of them, that it writes to
   bool replayable = false, grows = false;  // it may have a recipe; what it writes to may become larger
   bool dynamic = false;         // the size of its results depends on data

@@ -107,6 +107,8 @@ class OperatorTable {
     info.random = truth(learned.get(), "random");
     info.overwrites = truth(learned.get(), "overwrites");
     info.blank = truth(learned.get(), "overwrites_blank");
+    info.allocates_first = truth(learned.get(), "allocates_first");
+    info.writes_beside = truth(learned.get(), "writes_beside");
     info.makes_tensors = truth(learned.get(), "makes_tensors");
     info.sized_by_numbers = truth(learned.get(), "sized_by_numbers");
     info.uninitialised = truth(learned.get(), "uninitialised");

@@ -163,6 +163,20 @@ _STATISTICS = {
 }
 
 
+# In-place operators whose CUDA kernels allocate all of their workspace before they write to anything.
+_ALLOCATES_FIRST = {
+    "aten::addmm_",
+    "aten::baddbmm_",
+    "aten::addmv_",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::index_add_",
+    "aten::scatter_add_",
+    "aten::masked_fill_",
+    "aten::cudnn_batch_norm_backward",  # writes to its reserve space
+}
+
+
 # These write undeclared: to their reserve space (derivatives.yaml clones it if it is needed again), or to
 # running statistics (the CUDA kernels of SyncBatchNorm).
 _WRITES_UNSAID = {
@@ -196,10 +210,12 @@ class Operator:
     enlarge the storages of these. `foreign`: not PyTorch's own; it may draw random numbers undeclared.
     `makes_tensors`: some result is a tensor that is
     not an argument. `only_views`: its results are views; a composite view (`reshape`) may copy. `simple`:
-    nothing about its calls has to be found out.
+    nothing about its calls has to be found out. `allocates_first`: on a GPU, an operator that writes to
+    arguments writes to nothing before its last allocation.
     """
 
     __slots__ = (
+        "allocates_first",
         "calls_others",
         "chooses_kernels",
         "collective",
@@ -222,7 +238,6 @@ class Operator:
         "overload",
         "overwrites",
         "overwrites_blank",
-        "pointwise",
         "random",
         "read_unseen",
         "reads_opaque",
@@ -306,7 +321,8 @@ class Operator:
         self.overwrites = name in _OVERWRITES or into_out
         # For memory that nothing has written to: the operator need not write to all of it.
         self.overwrites_blank = into_out or namespace == KERNELS
-        self.pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
+        pointwise = torch.Tag.pointwise in tags and namespace == "aten" and not self.foreach
+        self.allocates_first = self.overwrites or pointwise or name in _ALLOCATES_FIRST
         self.untouching = name in _UNTOUCHING
         self.general = not reads_backends(namespace, name.partition("::")[2])
         self.random = torch.Tag.nondeterministic_seeded in tags

@@ -42,19 +42,6 @@ STILL_WITHOUT = (
 )
 _done_without = False  # in this process
 
-ALLOCATES_FIRST = {
-    "aten.addmm_",
-    "aten.baddbmm_",
-    "aten.addmv_",
-    "aten.index_put_",
-    "aten._index_put_impl_",
-    "aten.index_add_",
-    "aten.scatter_add_",
-    "aten.masked_fill_",
-    "aten.cudnn_batch_norm_backward",  # writes to its reserve space
-}
-"""In-place operators whose CUDA kernels allocate all of their workspace before writing to their target."""
-
 NO_ENGINE = "unable to find an engine to execute this computation"
 """The RuntimeError of a cuDNN convolution that lacks the memory for any of its algorithms."""
 
@@ -91,9 +78,7 @@ def retriable(operator: Operator, *, random_state_known: bool) -> bool:
         return False
     if not operator.mutates:  # may still update running statistics, but only after all allocations
         return operator.replayable or operator.name.startswith("aten.")
-    return operator.replayable and (
-        operator.overwrites or operator.pointwise or operator.name in ALLOCATES_FIRST
-    )
+    return operator.replayable and operator.allocates_first
 
 
 def short_of_memory(error: BaseException, index: int) -> bool:
