@@ -73,7 +73,12 @@ class Device {
   }
   // The program's main stream on a device, once the session is bound to a GPU.
   const c10::Stream& main_stream(int64_t place = 0) const { return main_streams_[static_cast<size_t>(place)]; }
-  bool is_current() const { return is_cpu() || (model_ ? asks("is_current") : has(guard_->getDevice())); }
+  bool is_current() const { return current_place() >= 0; }
+  // Returns the place of this thread's current device; -1 if that is not the session's.
+  int64_t current_place() const {
+    if (is_cpu()) return 0;
+    return model_ ? static_cast<int64_t>(asks("is_current")) - 1 : place_of(guard_->getDevice());
+  }
   // Returns true if this thread is on the program's main stream of a device.
   bool on_main_stream(int64_t place = 0) const {
     return is_cpu() ||

@@ -1,7 +1,7 @@
 // Functions for Python: storages, the heap, what is allocated outside of operators, a GPU's blocks, and a GPU that is absent.
 #include "absent_gpu.h"
-#include "backend.h"
 #include "device_allocator.h"
+#include "flushes.h"
 #include "functions.h"
 #include "heap.h"
 #include "host_tier.h"
@@ -52,31 +52,41 @@ using ServingSegment = std::vector<std::tuple<int64_t, int64_t, bool>>;  // addr
 std::vector<ServingSegment> blocks_serving(size_t nbytes) {
   std::vector<ServingSegment> found;
   ServingSegment segment;
-  for (const DeviceBlock& one : DeviceBlocks::own().serving(nbytes)) {
+  DeviceBlocks::own().each_serving(nbytes, [&](const DeviceBlock& one) {
     if (one.nbytes == 0)
       found.push_back(std::exchange(segment, {}));
     else
       segment.emplace_back(one.address, one.nbytes, one.free);
-  }
+  });
   return found;
 }
 
-bool evict_told_window(Core& core, const std::optional<std::vector<ServingSegment>>& segments, int64_t wanted, int64_t at_most) {
-  BlockList blocks;
-  if (!segments) blocks = DeviceBlocks::own().serving(wanted);
-  for (const ServingSegment& segment : segments.value_or(std::vector<ServingSegment>())) {
-    for (auto [address, nbytes, free] : segment)
-      blocks.push_back({static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), free});
-    blocks.push_back({0, 0, false});
-  }
-  auto given = std::tuple(&core, &blocks, wanted, at_most, false);
-  core.backend->beneath(
-      [](void* all) {
-        auto& [core, blocks, wanted, at_most, done] = *static_cast<decltype(given)*>(all);
-        done = dtrrun::evict_window(*core, *blocks, wanted, at_most);
-      },
-      &given);
-  return std::get<bool>(given);
+void bind_flushes(py::module_& module) {
+  py::class_<Flushes>(module, "Flushes", ITS_OWN,
+                      collected<Flushes, &Flushes::ledger, &Flushes::lock, &Flushes::gpu, &Flushes::accounts, &Flushes::pools,
+                                &Flushes::follow>(),
+                      "Keeps the allocator of one of a session's GPUs from flushing (flushes.h).")
+      .def(py::init<py::object, py::object, py::object, py::object, py::object, py::object, int64_t>(), "ledger"_a, "lock"_a,
+           "gpu"_a, "accounts"_a, "pools"_a, "follow"_a, "place"_a,
+           "follow: called where the allocator's blocks are not followed; returns whether they are now.")
+      .def("avoid", &Flushes::avoid, "nbytes"_a, "Make room for a request of that size if the allocator would flush for it.")
+      .def("evict_window", &Flushes::evict_window, "wanted"_a, "at_most"_a = -1,
+           "Evict the cheapest window of neighbouring blocks for `wanted` contiguous bytes, unless computing them again costs\n"
+           "more than `at_most` ns (-1: whatever it costs). Returns whether that was possible.")
+      .def("take_unused", &Flushes::take_unused,
+           "Return for each search since the last call, unless it is much, how many bytes more tensors could have taken.")
+      .def_readonly("searches", &Flushes::searches)
+      .def_readonly("searching_ns", &Flushes::searching_ns)
+      .def_readonly("avoided", &Flushes::avoided)
+      .def_readwrite("avoiding_ns", &Flushes::avoiding_ns);
+  module.def("avoid_flushes", &Flushes::listen, "devices"_a,
+             "Attend to requests for which a GPU's allocator has no cached block: with the `Flushes` of each of these devices.");
+  module.def("most_ns", &Flushes::most_ns, "free"_a, "wanted"_a,
+             "Return what a window of blocks may cost, so that a flush with these bytes is not far cheaper.");
+  module.def("growth_for", &Flushes::growth_for, "nbytes"_a,
+             "Return what a request counts against the allocator's cap if it has to be mapped.");
+  module.def("flush_ns", &Flushes::flush_ns, "free"_a, "wanted"_a, "flushes"_a = 1,
+             "Return the time that so many flushes cost in which `free` bytes are unmapped and `wanted` bytes are mapped again.");
 }
 
 size_t met_outside(py::handle storage) {
@@ -151,10 +161,7 @@ void bind_memory(py::module_& module) {
   module.def(
       "on_shortage", [](py::handle release) { Shortage::own().listen(function_or_null(release)); },
       "Call a function with the bytes of a block that the system refuses and the number of the attempt; None: stop.");
-  module.def(
-      "before_flush", [](py::handle avoid) { Shortage::own().listen_before_flush(function_or_null(avoid)); },
-      "Call a function with the bytes of a request for which a GPU's allocator has no cached block, before it flushes; None:\n"
-      "stop.");
+  bind_flushes(module);
   module.def(
       "follow_blocks", &follow_blocks, "index"_a, "count"_a,
       "Let a GPU's allocator tell of its blocks on one of so many devices. Returns False if it can't. A snapshot must follow.");
@@ -168,7 +175,7 @@ void bind_memory(py::module_& module) {
       "Return the bytes of all segments, as far as followed.");
   module.def(
       "returnable_bytes", [] { return DeviceBlocks::own().returnable_bytes(); },
-      "Return the bytes of followed pages that the allocator would return to the driver if it flushed.");
+      "For tests: return the bytes of followed pages that the allocator would return to the driver if it flushed.");
   module.def(
       "blocks_serving", &blocks_serving,
       "For tests: return the followed segments that can serve a request of that size, lists of (address, bytes, is free).");
@@ -189,11 +196,6 @@ void bind_memory(py::module_& module) {
         if (auto* tier = dynamic_cast<FileTier*>(core.ledger.tier.get())) tier->forked();
       },
       "A child has been forked, which may read the copies that there are now.");
-  module.def(
-      "evict_window", &evict_told_window, "ledger"_a, "segments"_a, "wanted"_a, "at_most"_a,
-      "Evict the cheapest window of neighbouring blocks for `wanted` contiguous bytes, unless computing them again costs more\n"
-      "than `at_most` ns (-1: whatever it costs). segments: lists of (address, bytes, is free); None: those that are followed.\n"
-      "Returns whether that was possible.");
   module.def("outside", [] { return Outside::own().nbytes(); }, "Return the bytes of such blocks that no version accounts for.");
   module.def("met_outside", &met_outside,
              "Note that a version accounts for this storage. Returns the bytes that it had among those.");

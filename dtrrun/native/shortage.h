@@ -109,18 +109,16 @@ class Shortage {
     listening_ = release != nullptr;
   }
 
-  // avoid: called with the bytes of a request for which a GPU's allocator has no cached block; what it evicts may make one.
-  // May be null. Called with the GIL.
-  void listen_before_flush(PyObject* avoid) {
-    avoid_ = avoid == nullptr ? Ref() : Ref::copy(avoid);
-    asking_ = avoid != nullptr;
-  }
+  // avoid: called, with the GIL, with the bytes of a request for which a GPU's allocator has no cached block; what it evicts may
+  // make one. May be null.
+  using Avoid = void (*)(size_t nbytes);
+  void listen_before_flush(Avoid avoid) { avoid_ = avoid; }
 
-  bool asks_before_flush() const { return asking_ && !busy_ && may_evict(); }
+  bool asks_before_flush() const { return avoid_ != nullptr && !busy_ && may_evict(); }
 
   void before_flush(size_t nbytes) {
     Gil gil;
-    if (avoid_) call(avoid_, "(n)", static_cast<Py_ssize_t>(nbytes));
+    if (Avoid avoid = avoid_) aside([&] { avoid(nbytes); });
   }
 
   // The system has refused so many bytes.
@@ -128,7 +126,14 @@ class Shortage {
     if (!listening_ || busy_) return Answer::LEAVE;
     if (!may_evict()) return Answer::FAIL;
     Gil gil;
-    return release_ ? call(release_, "ni", static_cast<Py_ssize_t>(nbytes), attempt) : Answer::LEAVE;
+    if (!release_) return Answer::LEAVE;
+    Answer answer = Answer::FAIL;
+    aside([&] {
+      Ref release = Ref::copy(release_.get());
+      Ref found = checked(PyObject_CallFunction(release.get(), "ni", static_cast<Py_ssize_t>(nbytes), attempt));
+      answer = found.get() == Py_True ? Answer::ASK_AGAIN : found.get() == Py_None ? Answer::LEAVE : Answer::FAIL;
+    });
+    return answer;
   }
 
  private:
@@ -137,23 +142,23 @@ class Shortage {
   // Not in other threads, such as those that share the work of a kernel: the thread that they work for may have the GIL.
   static bool may_evict() { return Kernel::all_locked && (!Off::none() || Outside::is_outside()); }
 
-  // Calls a function of Python's, whatever error is being handled.
-  template <class... Arguments>
-  static Answer call(const Ref& function, const char* format, Arguments... arguments) {
+  // Calls a function, whatever error is being handled. It may raise any.
+  template <class Function>
+  static void aside(const Function& function) {
     Ignored ignored;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    Ref called = Ref::copy(function.get());
-    Ref found(PyObject_CallFunction(called.get(), format, arguments...));
-    Answer answer = found.get() == Py_True ? Answer::ASK_AGAIN : found.get() == Py_None ? Answer::LEAVE : Answer::FAIL;
-    if (!found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
-    if (!found) PyErr_Clear();
+    try {
+      function();
+    } catch (...) {
+      if (is_error_of(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+    }
     PyErr_Restore(type, value, traceback);
-    return answer;
   }
 
-  Ref release_, avoid_;
-  std::atomic<bool> listening_{false}, asking_{false};
+  Ref release_;
+  std::atomic<bool> listening_{false};
+  std::atomic<Avoid> avoid_{nullptr};
   static inline thread_local bool busy_ = false;
 };
 

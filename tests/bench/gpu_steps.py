@@ -2,10 +2,11 @@
 
 The models of `make bench-gpu` at their full size, inside shares of their peak, with the costs of `--cost
 model`. Printed, per step from the fifth on: the allocator's flushes and refusals, waits for a stream (only on
-the stand-in), requests before which neighbours may be evicted, with the µs that each takes, evictions,
-rematerializations, operators of backward passes that are only counted, whether these are the same in all of
-these steps, how long the processor takes for the fastest step and for a plain one, and how many times as
-long. Operators of backward passes are counted as in a session with measured costs; --full: they are not.
+the stand-in), searches for neighbours to evict, with the µs that each takes where they take least,
+evictions, rematerializations, operators of backward passes that are only counted, whether these are the same
+in all of these steps, how long the processor takes for the fastest step and for a plain one, and how many
+times as long. Operators of backward passes are counted as in a session with measured costs; --full: they are
+not.
 
     python -m tests.hollow --idle python -m tests.bench.gpu_steps unet --share 0.7 0.5
 """
@@ -34,7 +35,7 @@ HEADERS = (
     "Flushes",
     "Refusals",
     "Waits",
-    "Asked",
+    "Searches",
     "µs each",
     "Evictions",
     "Again",
@@ -56,17 +57,7 @@ class Meter:
     """Counts what the steps of a session do."""
 
     def __init__(self, session: Any) -> None:
-        self.session, self.asked, self.asked_seconds, self.counted = session, 0, 0.0, 0
-        device = session.device
-        before_flush = device.retry.before_flush
-
-        def asked(nbytes: int) -> None:
-            started = time.thread_time()
-            before_flush(nbytes)
-            self.asked += 1
-            self.asked_seconds += time.thread_time() - started
-
-        device._native.before_flush(asked)
+        self.session, self.counted = session, 0
         history = session.dtr.history
         end_step = history.end_step
 
@@ -78,13 +69,17 @@ class Meter:
         history.end_step = ended
 
     def figures(self) -> list[float]:
-        stats, report = torch.cuda.memory_stats(), self.session.report()
+        stats, report, flushes = (
+            torch.cuda.memory_stats(),
+            self.session.report(),
+            self.session.device.retry.flushes,
+        )
         return [
             stats["num_alloc_retries"],
             stats["num_ooms"],
             waits(),
-            self.asked,
-            self.asked_seconds,
+            flushes.searches,
+            flushes.searching_ns,
             report["evictions"],
             report["rematerializations"],
             self.counted,
@@ -107,7 +102,7 @@ def inside(step: Callable[[], Any], budget: int, steps: int, full: bool, plain: 
         return [f"needs {error.least_budget_bytes / 1e9:.1f} GB"] + ["–"] * 11
     steady = found[FIRST - 1 :]
     columns = [[step[place] for step in steady] for place in range(len(found[0]))]
-    each = 1e6 * sum(columns[4]) / max(sum(columns[3]), 1)
+    each = min((1e-3 * step[4] / step[3] for step in steady if step[3]), default=0)
     alike = all(one[5:] == steady[0][5:] for one in steady)
     shown = [span(one) for one in columns]
     shown[4] = f"{each:.0f}"

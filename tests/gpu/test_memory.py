@@ -272,7 +272,7 @@ def test_observers_are_told_of_errors_that_the_program_gets():
     attach = next(name for name in NAMES if hasattr(torch._C, name))
     with dtrrun.budget(beside() + SPACE + 200 * MIB, device=DEVICE) as session:
         getattr(torch._C, attach)(lambda *args: calls.append(args))
-        session.device._native.before_flush(None)  # so that requests are refused
+        session.device._native.avoid_flushes([])  # so that requests are refused
         kept = chain(30)
         del kept[1::2]
         large = [tensor(96) for _ in range(3)]
@@ -366,7 +366,7 @@ def test_the_allocator_does_not_flush_where_neighbours_are_cheap():
         for _ in range(4):
             assert step() == expected
         assert session.report()["evictions"] > evictions
-        assert session.device.retry.avoided > 0
+        assert session.device.retry.flushes.avoided > 0
         assert torch.cuda.memory_stats()["num_alloc_retries"] == before
 
 
@@ -405,7 +405,7 @@ def test_a_refusal_that_is_certain_is_not_provoked():
         kept, before = chain(30), torch.cuda.memory_stats()["num_ooms"]
         del kept[1::2]
         large = [tensor(96).add_(i) for i in range(3)]
-        assert session.device.retry.avoided > 0
+        assert session.device.retry.flushes.avoided > 0
         assert torch.cuda.memory_stats()["num_ooms"] == before
         assert all(bool((one == 1.0 + i).all()) for i, one in enumerate(large))
 

@@ -65,7 +65,7 @@ def test_what_has_found_no_memory_runs_again():
     with dtrrun.budget(None, device=DEVICE, cost="model") as session:
         F.dropout(x)
         session.set_budget(session.report()["overhead_bytes"] + 196 * MIB)
-        session.device._native.before_flush(None)  # so that requests are refused
+        session.device._native.avoid_flushes([])  # so that requests are refused
         session.device.look = lambda **_: None  # as if dtrrun did not know what the allocator will refuse
         session.ledger.set_limit(1 << 40)
         torch.manual_seed(3)

@@ -125,7 +125,7 @@ native(
      "unit/fragmentation::as_good_as_trying_all_windows"),
 )
 native(
-    "windows", "device_blocks.h",
+    "windows", "windows.h",
     ("the window with the least bound is taken",
      "if («window.exact» && !is_taken(window))", "true",
      "unit/fragmentation::as_good_as_trying_all_windows"),

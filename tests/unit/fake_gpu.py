@@ -86,7 +86,7 @@ class Allocator:
         self.busy = False  # an operator is running, and its workspace is in use
         self.refuses = False  # whether the last error was one that libraries don't catch (native/shortage.h)
         self.relieve = lambda nbytes, attempt: None  # `Retry.relieve` of a session
-        self.before_flush = lambda nbytes: None  # `Retry.before_flush` of a session
+        self.before_flush = lambda nbytes: None  # `Flushes.avoid` of a session
         self._storages = {}  # by id: weak references
 
     @property
@@ -409,13 +409,6 @@ class FakeGpu:
     def leave_blocks(self, native):
         pass
 
-    def reserved(self, native):
-        return self.statistics().reserved
-
-    def returnable(self, native):
-        found = self.statistics()
-        return found.reserved - found.allocated
-
     def on_side_stream(self):
         return self.side
 
@@ -465,7 +458,7 @@ def fake_session(monkeypatch, budget, gpu=None, **options):
     monkeypatch.setattr(storage, "allocate", counted)
     with dtrrun.budget(budget, **options) as session:
         gpu.allocator.relieve = session.device.retry.relieve
-        gpu.allocator.before_flush = session.device.retry.before_flush
+        gpu.allocator.before_flush = session.device.retry.flushes.avoid
         yield session, gpu
     gpu.allocator.relieve = lambda nbytes, attempt: None
     gpu.allocator.before_flush = lambda nbytes: None

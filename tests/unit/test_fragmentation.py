@@ -24,6 +24,9 @@ class Blocks:
 
     def __init__(self, session, count=8):
         self.session = session
+        self.told = []
+        parts = session.ledger, session.callbacks.lock, self, None, None
+        self.flushes = session._native.Flushes(*parts, lambda: False, 0)
         x = torch.ones(1000)
         self.tensors = [x.repeat(n).exp() for n in range(1, count + 1)]  # of different costs and ages
 
@@ -38,9 +41,12 @@ class Blocks:
         version = self.version(block)
         return version.cost / max(self.session.ledger.clock - version.last_access, 1)
 
+    def segments(self, wanted):
+        return self.told
+
     def evict(self, wanted, *segments, at_most=-1):
         """Evict a window. segments: of (bytes, block). Returns whether one was evicted, and the tensors."""
-        told = [
+        self.told = [
             [
                 (
                     address_of(storage_of(block)) if isinstance(block, torch.Tensor) else 1 + place,
@@ -51,7 +57,7 @@ class Blocks:
             ]
             for segment in segments
         ]
-        done = self.session._native.evict_window(self.session.ledger, told, wanted, at_most)
+        done = self.flushes.evict_window(wanted, at_most)
         return done, [n for n, one in enumerate(self.tensors) if not self.version(one).resident]
 
 

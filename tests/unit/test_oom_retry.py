@@ -9,8 +9,7 @@ import torch
 from fake_gpu import Allocator, FakeGpu, chain, correct, fake_session, tensor
 
 import dtrrun
-from dtrrun.runtime.cuda import oom_retry
-from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, REST, SEGMENT
+from dtrrun.runtime.cuda.budget import LEAST_GUARD, MIB, SEGMENT
 from dtrrun.runtime.cuda.oom_retry import missing, requested, retriable, short_of_memory
 from dtrrun.runtime.operators import operator_of
 
@@ -201,14 +200,14 @@ def test_an_unknown_workspace_is_made_room_for(monkeypatch):
         kept = chain(30)
         retry, evictions = session.device.retry, session.report()["evictions"]
         product = torch.mm(tensor(), tensor())
-        avoided = retry.avoided
+        avoided = retry.flushes.avoided
         assert avoided > 0  # a refusal that was certain
         assert gpu.allocator.ooms == 0
         assert session.report()["evictions"] > evictions
         assert torch.equal(product, torch.full((512, 512), 512.0))
         # The second time, room is made first.
         again = torch.mm(tensor(), tensor())
-        assert retry.avoided == avoided
+        assert retry.flushes.avoided == avoided
         assert torch.equal(again, product)
         assert correct(kept)
 
@@ -236,30 +235,56 @@ def test_neighbours_are_evicted_for_a_request_that_fragments_do_not_serve(monkey
         assert correct(kept)
 
 
+def unused(gpu, nbytes):
+    """Return the allocator's statistics as if so much of its memory were unused, as a function."""
+    given = gpu.statistics
+
+    def statistics():
+        return (found := given())._replace(allocated=found.reserved - nbytes())
+
+    return statistics
+
+
+def costs(session, ns):
+    """Set what each operation has taken."""
+    for version in session.ledger.versions.values():
+        if version.operation is not None:
+            version.cost = ns
+
+
 @pytest.mark.parametrize("dear", [False, True])
 def test_neighbours_that_are_dearer_than_a_flush_stay(monkeypatch, dear):
-    gpu = FakeGpu(allocator=Allocator(page=12 << 10))
     """What it was computed from has been released, so two operations would have to run again."""
+    gpu = FakeGpu(allocator=Allocator(page=12 << 10))
     with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
         kept = chain(11)
         last = kept[-1]
+        flushes = session.device.retry.flushes
+        costs(session, session.device._native.most_ns(SEGMENT, SEGMENT) // 2 + dear)
         del kept[1:8:2], kept[-1]  # four free pieces of 1 MiB, between others
         gpu.allocator.cap = session.device.accounts.cap = gpu.allocator.reserved
-        [recomputed] = (
-            one.cost for one in session.callbacks.signatures.all() if one.operator.name == "aten.mul"
-        )
-        gpu.returnable = lambda native: SEGMENT  # so a flush would do
-        asked = []
-        monkeypatch.setattr(
-            oom_retry, "flush_ns", lambda *sizes: asked.append(sizes) or -(-2 * recomputed // REST) - dear
-        )
-        session.device.retry.before_flush(3 * MIB)
-        assert asked == [(0, SEGMENT), (SEGMENT, SEGMENT)][: 1 + dear]
-        assert session.device.retry.avoided == (not dear)
+        gpu.statistics = unused(gpu, lambda: SEGMENT)  # so a flush would do
+        flushes.avoid(3 * MIB)
+        assert (flushes.searches, flushes.avoided) == (1, not dear)
         assert session.report()["evictions"] == (0 if dear else 1)
         gpu.allocator.cap = None
         assert torch.equal(last, torch.full_like(last, 2.0**11))
         assert torch.equal(kept[1], torch.full_like(last, 4.0))
+
+
+def test_what_tensors_could_still_take_is_noted_if_a_request_finds_no_block(monkeypatch):
+    gpu = FakeGpu(allocator=Allocator(page=12 << 10))
+    with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
+        kept = chain(11)
+        session.device.accounts.cap = gpu.allocator.reserved
+        flushes, ledger = session.device.retry.flushes, session.ledger
+        for unused in (0, 700_000, MIB):  # not if it is much: another of the allocator's pools has it
+            ledger.set_limit(ledger.resident_bytes + unused)
+            flushes.avoid(MIB)
+        assert flushes.take_unused() == [0, 700_000]
+        assert flushes.take_unused() == []
+        assert flushes.searches == 3
+        assert correct(kept)
 
 
 def test_others_go_where_a_flush_then_does_and_neighbours_are_dear(monkeypatch):
@@ -267,11 +292,11 @@ def test_others_go_where_a_flush_then_does_and_neighbours_are_dear(monkeypatch):
     with fake_session(monkeypatch, BESIDE + 64 * MIB, gpu=gpu) as (session, gpu):
         kept = chain(11)
         session.device.accounts.cap = gpu.allocator.reserved + SEGMENT - MIB  # 1 MiB is lacking
-        gpu.returnable = lambda native: session.report()["evictions"] * MIB
-        monkeypatch.setattr(oom_retry, "flush_ns", lambda *sizes: 0)
-        session.device.retry.before_flush(3 * MIB)
+        gpu.statistics = unused(gpu, lambda: session.dtr.eviction.evictions * MIB)
+        costs(session, 10**9)
+        session.device.retry.flushes.avoid(3 * MIB)
         assert session.report()["evictions"] == 1  # not three, side by side
-        assert session.device.retry.avoided == 1
+        assert session.device.retry.flushes.avoided == 1
         gpu.allocator.cap = None
         assert correct(kept)
 

@@ -12,6 +12,8 @@ private pools. slack: what fragmentation makes unusable. All sizes are in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dtrrun.core.ledger import UNLIMITED
 
 MIB = 1 << 20
@@ -23,14 +25,9 @@ IDLE = 1536 * MIB  # above this, other processes use the device, since no contex
 CONTEXT = 512 * MIB  # the assumed size of our context in that case
 SLACK_SHARE = 4  # never more than a quarter of the cap
 MANY_SEARCHES = 512  # for neighbours to evict, in one step: together they take longer than what is evicted
-CROWDED_SHARE = 16  # of the cap: no more is kept free for that reason
 FORGET_SEARCHES = 100  # steps, after which it is seen again whether that many are needed
 FLUSHED_SHARE = 8  # an eighth of the cap is kept free once the allocator has had to flush
 SMALL_UNIT = 2 * MIB  # for requests of up to 1 MiB, which have a pool of their own
-LARGE_REQUEST = 10 * MIB  # from here on, requests are rounded up to SMALL_UNIT
-UNMAP_NS, MAP_NS = 60_000, 65_000  # for one SEGMENT, with create, access and release (on an H200)
-REST = 3  # a flush must be this much cheaper: it moves blocks, so the next steps differ, and flush again
-STALL_NS = 2_500_000  # the GPU runs out of work while the host waits for it, unmaps and maps
 DECAY = 8  # the guard's excess shrinks by an eighth at each check, the slack at each step's end
 
 
@@ -38,21 +35,6 @@ def sufficient_budget(footprint: int) -> int:
     """Return the least budget, in bytes, that leaves room for this footprint."""
     rest = footprint + LEAST_SLACK
     return max(rest + LEAST_GUARD, (rest - 1) * GUARD_SHARE // (GUARD_SHARE - 1) + 1)
-
-
-def growth_for(nbytes: int) -> int:
-    """Return what a request counts against the cap if it has to be mapped (`get_allocation_size`)."""
-    if nbytes < LARGE_REQUEST:
-        return SMALL_UNIT if nbytes <= MIB else SEGMENT
-    return -(-nbytes // SMALL_UNIT) * SMALL_UNIT
-
-
-def flush_ns(free: int, wanted: int) -> int:
-    """Return the time that a flush costs: all free memory is unmapped, and `wanted` bytes are mapped again.
-
-    A flush between queued kernels adds this much to them (`python -m tests.bench.gpu_short.calls`).
-    """
-    return STALL_NS + (free * UNMAP_NS + wanted * MAP_NS) // SEGMENT
 
 
 class Accounts:
@@ -68,7 +50,6 @@ class Accounts:
         self.forbidden = 0  # bytes of the budget that the program's limit excludes
         self.set_budget(budget_bytes)
         self._slack = self._crowded = 0
-        self._unused: list[int] = []  # of this step, see `searched`
         self._until_forgotten = 0  # steps
         self._others: int | None = None  # bytes of the device used by other processes
         self._reserved = -1
@@ -162,35 +143,30 @@ class Accounts:
             if unusable > self._slack and unusable >= wanted:
                 self._slack = unusable
 
-    def searched(self, unused: int) -> None:
-        """Note that the allocator had no block for a request, and could not map one, although tensors could
-        take `unused` bytes more.
-        """
-        # If that is much, another of the allocator's pools has it.
-        if self.cap is not None and unused <= self.cap // CROWDED_SHARE:
-            self._unused.append(unused)
-
-    def _settle_searches(self) -> None:
+    def _settle_searches(self, unused: Sequence[int]) -> None:
         """Keep so much free that the ledger runs short of memory before the allocator does, if that has
         searched for neighbours too often in this step.
 
         As much is evicted either way, but what scores least is found far sooner than the cheapest window.
         """
         self._until_forgotten -= 1
-        if len(self._unused) >= MANY_SEARCHES:
-            most = sorted(self._unused)[len(self._unused) * 3 // 4]  # for three in four of them
+        if len(unused) >= MANY_SEARCHES:
+            most = sorted(unused)[len(unused) * 3 // 4]  # for three in four of them
             self._crowded, self._until_forgotten = self.slack + most, FORGET_SEARCHES
         elif self._until_forgotten <= 0:
             self._crowded = 0
-        self._unused.clear()
 
-    def step_ended(self, flushed: bool) -> None:
+    def step_ended(self, flushed: bool, unused: Sequence[int] = ()) -> None:
         """Forget some of the fragmentation, since it can disappear.
 
         flushed: the allocator has returned its cache, which waits for the GPU and unmaps all free memory, and
         that can't be avoided otherwise. With more memory free, a request finds a block that is large enough.
+
+        unused: for each time in this step that the allocator had no block for a request, and could not map
+        one, how many bytes more tensors could have taken. If that is much, another of the allocator's pools
+        has it, and it is left out.
         """
-        self._settle_searches()
+        self._settle_searches(unused)
         self._slack -= self._slack // DECAY
         if flushed and self.cap is not None:
             self._slack = max(self._slack, self.cap // FLUSHED_SHARE)

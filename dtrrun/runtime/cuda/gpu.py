@@ -194,17 +194,6 @@ class Gpu:
         if self.follows and native.segment_bytes() != reserved:
             self.leave_blocks(native)
 
-    def reserved(self, native: Any) -> int:
-        """Return the bytes that the allocator has taken from the driver."""
-        return int(native.segment_bytes() if self.follows_blocks(native) else self.statistics().reserved)
-
-    def returnable(self, native: Any) -> int:
-        """Return how much of that it would return if it flushed; roughly, where blocks are not followed."""
-        if self.follows_blocks(native):
-            return int(native.returnable_bytes())
-        found = self.statistics()
-        return found.reserved - found.allocated
-
     def segments(self, nbytes: int) -> list[Segment]:
         """Return the allocator's segments that can serve a request of that size on the program's stream.
 

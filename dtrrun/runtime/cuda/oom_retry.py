@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from time import perf_counter_ns as now_ns
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from dtrrun.core.dtr import DTR
-from dtrrun.runtime.cuda.budget import REST, SEGMENT, SMALL_UNIT, Accounts, flush_ns, growth_for
+from dtrrun.runtime.cuda.budget import SEGMENT, SMALL_UNIT, Accounts
 from dtrrun.runtime.cuda.observers import OomObservers
 from dtrrun.runtime.cuda.pools import Pools
 from dtrrun.runtime.dispatch.callbacks import Callbacks
@@ -30,7 +30,6 @@ from dtrrun.runtime.operators import Operator
 
 ATTEMPTS = 3  # after the first
 AN_OPERATOR = "an operator"
-ROUNDS = 4  # of evictions, until the pages that they leave free are enough
 
 DID_WITHOUT = (
     "a GPU library got too little memory for its workspace and may have used another algorithm: results may "
@@ -136,9 +135,13 @@ class Retry:
         self.is_relieving = False  # a request is refused that has not been counted yet
         self.observers = OomObservers()
         self.refusals = 0  # refusals of the allocator that were seen as errors
-        self.avoided = 0  # flushes and refusals, by evicting beforehand
-        self.avoiding_ns = 0  # what that has taken the host inside the program's own operators
-        self.native: Any = None  # the extension
+        self.flushes: Any = None  # the extension's `Flushes`, which evicts before the allocator flushes
+
+    def use(self, native: Any, place: int) -> None:
+        """Use the extension. place: of the device among the session's."""
+        self._native = native
+        parts = self._ledger, self._callbacks.lock, self.gpu, self.accounts, self._pools
+        self.flushes = native.Flushes(*parts, partial(self.gpu.follows_blocks, native), place)
 
     def attempt(self, run: Callable[[], Any], name: str, wanted: int, *, ran: bool = True) -> Any:
         """Call run(), and again after an out-of-memory error, up to `ATTEMPTS` times, and once more if a new
@@ -241,11 +244,11 @@ class Retry:
 
     def _relieve(self, nbytes: int, attempt: int, cap: int) -> bool | None:
         ledger = self._ledger
-        if attempt == 0 and self._lower(growth_for(nbytes)):
+        if attempt == 0 and self._lower(self._native.growth_for(nbytes)):
             cap = self.accounts.cap or cap
         most = ATTEMPTS - 1 if self._runs_again else ATTEMPTS
         if not ledger.evicting or attempt >= most or nbytes > cap:
-            lacking = self.gpu.statistics().reserved + growth_for(nbytes) - cap
+            lacking = self.gpu.statistics().reserved + self._native.growth_for(nbytes) - cap
             if self._runs_again or not self._raise(nbytes, AN_OPERATOR, max(lacking, 0) + SEGMENT):
                 return None if self.lifted else False
         self.refusals += 1
@@ -283,53 +286,6 @@ class Retry:
             return False
         with self._callbacks.lock, (guard := below()), guard:
             return bool(adapting.refused(self.accounts.overhead + there))
-
-    def before_flush(self, nbytes: int) -> None:
-        """Evict neighbours for a request for which the allocator has no cached block, and may not map one.
-
-        If what the allocator would return to the driver is enough, it may flush where that is far cheaper.
-        Otherwise it would flush and refuse the request, so room is made at once.
-        """
-        cap = self.accounts.cap
-        if cap is None or not self._ledger.evicting or not self.gpu.is_current() or self.gpu.on_side_stream():
-            return
-        if self._pools.inside or nbytes > cap:
-            return
-        growth, reserved = growth_for(nbytes), self.gpu.reserved(self.native)
-        if reserved + growth <= cap:
-            return  # it maps more
-        started, evictions = now_ns(), self._dtr.eviction.evictions
-        with self._callbacks.lock:
-            self._ledger.collect_dead()
-            self.accounts.searched(max(self._ledger.limit - self._ledger.resident_bytes, 0))
-            self._make_room(nbytes, reserved, growth, cap)
-        self.avoided += self._dtr.eviction.evictions > evictions
-        if not self._dtr.eviction.replaying:
-            self.avoiding_ns += now_ns() - started
-
-    def _make_room(self, nbytes: int, reserved: int, growth: int, cap: int) -> None:
-        """Evict for a request that counts `growth` bytes against the cap, unless a flush is far cheaper.
-
-        If more has to be evicted for a flush to do, that costs little: what is cheapest, wherever it is.
-        """
-        if self._evict_window(nbytes, REST * flush_ns(0, growth)):  # cheaper than any flush
-            return
-        returnable = self.gpu.returnable(self.native)
-        lacking = reserved - returnable + growth - cap
-        if self._evict_window(nbytes, REST * flush_ns(returnable + max(lacking, 0), growth)) or lacking <= 0:
-            return
-        for _ in range(ROUNDS):
-            if not self._release_anywhere(lacking):
-                break
-            lacking = reserved - self.gpu.returnable(self.native) + growth - cap
-            if lacking <= 0:
-                return
-        if not self._evict_window(nbytes):
-            self._release_anywhere(nbytes)
-
-    def _release_anywhere(self, nbytes: int) -> bool:
-        with (guard := below()), guard:
-            return bool(self._dtr.eviction.release(nbytes))
 
     def did_without(self) -> None:
         """Note that a library has done without memory, as it may from now on in this process."""
@@ -380,7 +336,9 @@ class Retry:
         with (guard := below()), guard:
             small = 0 < asked <= SMALL_UNIT
             block = SMALL_UNIT // 2 if small else wanted
-            if attempt <= 1 and self._evict_window(block, -1 if attempt else REST * flush_ns(0, wanted)):
+            if attempt <= 1 and self.flushes.evict_window(
+                block, -1 if attempt else self._native.most_ns(0, wanted)
+            ):
                 return
             if self.accounts.cap is not None:
                 allocated = self.gpu.statistics().allocated
@@ -395,11 +353,3 @@ class Retry:
             else:
                 self._dtr.eviction.release(ledger.resident_bytes)
             self.gpu.empty_cache()
-
-    def _evict_window(self, wanted: int, at_most_ns: int = -1) -> bool:
-        """Evict adjacent blocks of which the heuristic says that least is lost (`native/device_blocks.h`).
-
-        at_most_ns: leave them if recomputing them costs more. Returns whether that was possible.
-        """
-        segments = None if self.gpu.follows_blocks(self.native) else self.gpu.segments(wanted)
-        return bool(self.native.evict_window(self._ledger, segments, wanted, at_most_ns))

@@ -43,7 +43,7 @@ class CudaOperators:
     def state(self) -> tuple[Any, int]:
         """Return the allocator's statistics, and how often it has caused evictions."""
         retry = self._device.retry
-        return self._device.present.gpu.statistics(), retry.retries + retry.avoided
+        return self._device.present.gpu.statistics(), retry.retries + retry.flushes.avoided
 
     def pin_side(self, versions: Sequence[Version], results: Sequence[torch.Tensor]) -> None:
         """Pin what two streams use, because neither could safely free it."""

@@ -17,7 +17,7 @@ from typing import Any
 from dtrrun.core.dtr import DTR
 from dtrrun.core.ledger import UNLIMITED
 from dtrrun.runtime import storage
-from dtrrun.runtime.cuda.budget import SEGMENT, STALL_NS, Accounts, flush_ns, sufficient_budget
+from dtrrun.runtime.cuda.budget import SEGMENT, Accounts, sufficient_budget
 from dtrrun.runtime.cuda.fragmentation import fragmented_bytes
 from dtrrun.runtime.cuda.graphs import Captures
 from dtrrun.runtime.cuda.guards import CudaMemory, on_main_stream
@@ -140,7 +140,8 @@ class Cuda:
         one = Cuda(type(self.gpu)(), self._settings, index)
         one.parts, one.place, one.operators = self.parts, len(self.parts), self.operators
         one._connect(self.dtr, self.callbacks, self._alert)
-        one._native = one._retry.native = self._native
+        one._native = self._native
+        one._retry.use(self._native, one.place)
         one._retry.observers = self._retry.observers
         one.accounts.set_budget(self.accounts.budget_bytes)
         one.gpu.follows = False
@@ -151,6 +152,7 @@ class Cuda:
             return False
         self.parts.append(one)
         self._native.bind(index)
+        self._avoid_flushes()
         self.callbacks.reasons.add("several GPUs")  # each has its own thread of the autograd engine
         storage.use_device(storage.CUDA_ROUNDING, *(part.gpu.index for part in self.parts), joins=self._join)
         with self.ledger.on(one.place):
@@ -175,16 +177,9 @@ class Cuda:
         with self.ledger.on(part.place):
             return part._retry.relieve(nbytes, attempt)
 
-    def _before_flush(self, nbytes: int) -> None:
-        if len(self.parts) == 1:  # the usual case, and often
-            self._retry.before_flush(nbytes)
-            return
-        part = self._current()
-        with self.ledger.on(part.place):
-            part._retry.before_flush(nbytes)
-
     def make_interposer(self, native: ModuleType, callbacks: Callbacks, *told: Any) -> CudaInterposer:
-        self._native = self._retry.native = native
+        self._native = native
+        self._retry.use(native, self.place)
         return CudaInterposer(native, callbacks, self, *told)
 
     def below(self) -> on_main_stream:
@@ -207,15 +202,15 @@ class Cuda:
         self.pools.install(self.look)
         self._retry.observers.install()
         self._native.on_shortage(self._relieve)
-        self._ask_before_flushes()
+        self._avoid_flushes()
 
-    def _ask_before_flushes(self) -> None:
-        asks = self.accounts.budget_bytes is not None
-        self._native.before_flush(self._before_flush if asks else None)
+    def _avoid_flushes(self) -> None:
+        limited = self.accounts.budget_bytes is not None
+        self._native.avoid_flushes([part._retry.flushes for part in self.parts] if limited else [])
 
     def remove(self) -> None:
         self._native.on_shortage(None)
-        self._native.before_flush(None)
+        self._native.avoid_flushes([])
         self.gpu.leave_blocks(self._native)
         self._captures.remove()
         self._retry.observers.remove()
@@ -270,7 +265,7 @@ class Cuda:
             self._lift()
         for part in self.parts:
             part.accounts.set_budget(budget_bytes)
-        self._ask_before_flushes()
+        self._avoid_flushes()
         self._prepare_fingerprints()
         self.look()
 
@@ -289,7 +284,8 @@ class Cuda:
             found = self.gpu.statistics()
             self._flushes = found.flushes
             self.gpu.check_blocks(self._native, found.reserved)
-        self.accounts.step_ended(self._flushes > flushes and not self.gpu.follows)
+        unused = self._retry.flushes.take_unused()
+        self.accounts.step_ended(self._flushes > flushes and not self.gpu.follows, unused)
         self._last_step_ended = monotonic()
 
     def step_ended(self) -> None:
@@ -342,11 +338,12 @@ class Cuda:
             return 0
         found = self.gpu.statistics()
         flushes, unmapped = found.flushes - self._first.flushes, found.unmapped - self._first.unmapped
-        return (flushes - 1) * STALL_NS + flush_ns(max(unmapped, 0), max(unmapped, 0)) if flushes > 0 else 0
+        both = max(unmapped, 0)
+        return int(self._native.flush_ns(both, both, flushes)) if flushes > 0 else 0
 
     def avoiding_ns(self) -> int:
         """Return how long dtrrun has worked inside the program's operators to avoid flushes, in ns."""
-        return sum(part._retry.avoiding_ns for part in self.parts)
+        return sum(part._retry.flushes.avoiding_ns for part in self.parts)
 
     def sufficient_bytes(self, counters: Mapping[str, int]) -> int:
         """Return the budget in which nothing would have been evicted so far. counters: the session's."""

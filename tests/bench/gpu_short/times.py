@@ -32,7 +32,7 @@ FURTHER = 0.02  # a share this near to one of SHARES is not measured again
 MIB = 1 << 20
 WATCHED = {
     Gpu: ("empty_cache", "segments", "used_and_total", "shown", "statistics"),
-    Retry: ("relieve", "before_flush"),
+    Retry: ("relieve",),
 }
 COUNTED = ("evictions", "rematerializations", "oom_retries")
 
