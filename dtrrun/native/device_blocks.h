@@ -257,12 +257,15 @@ class DeviceBlocks {
     for (const auto& [begin, segment] : segments_) {
       if (segment.small != small) continue;
       uintptr_t place = begin, end = begin + segment.nbytes;
+      bool has_ends = !small && !segment.expandable;
       while (next != last && next->address < begin) ++next;
       while (next != last && next->address < end) {
         uintptr_t address = next->address, until = address + next->nbytes;
         ++next;
-        uintptr_t following = next != last && next->address < end ? next->address : end;
-        if (!small && !segment.expandable && following - until <= UNSPLIT) until = following;
+        if (has_ends) {
+          uintptr_t following = next != last && next->address < end ? next->address : end;
+          if (following - until <= UNSPLIT) until = following;
+        }
         if (address != place) function(begin, segment, DeviceBlock{place, address - place, true});
         function(begin, segment, DeviceBlock{address, until - address, false});
         place = until;

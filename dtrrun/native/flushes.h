@@ -126,21 +126,22 @@ class Flushes {
     return follows() ? static_cast<int64_t>(DeviceBlocks::own().returnable_bytes())
                      : statistic("reserved") - statistic("allocated");
   }
-  BlockList blocks_for(int64_t wanted) const {
-    BlockList blocks;
+  bool evict(int64_t wanted, int64_t at_most) {
     if (follows()) {
-      DeviceBlocks::own().each_serving(static_cast<size_t>(wanted), [&](const DeviceBlock& one) { blocks.push_back(one); });
-      return blocks;
+      return dtrrun::evict_window(core(), wanted, at_most, [&](const auto& function) {
+        DeviceBlocks::own().each_serving(static_cast<size_t>(wanted), function);
+      });
     }
     using Segment = std::vector<std::tuple<int64_t, int64_t, bool>>;  // address, bytes, is free
-    for (const Segment& segment : py::cast<std::vector<Segment>>(object_in(call(gpu, "segments", wanted)))) {
-      for (auto [address, nbytes, free] : segment)
-        blocks.push_back({static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), free});
-      blocks.push_back({0, 0, false});
-    }
-    return blocks;
+    auto segments = py::cast<std::vector<Segment>>(object_in(call(gpu, "segments", wanted)));
+    return dtrrun::evict_window(core(), wanted, at_most, [&](const auto& function) {
+      for (const Segment& segment : segments) {
+        for (auto [address, nbytes, free] : segment)
+          function(DeviceBlock{static_cast<uintptr_t>(address), static_cast<size_t>(nbytes), free});
+        function(DeviceBlock{0, 0, false});
+      }
+    });
   }
-  bool evict(int64_t wanted, int64_t at_most) { return dtrrun::evict_window(core(), blocks_for(wanted), wanted, at_most); }
   bool release_anywhere(int64_t nbytes) {
     return core().eviction.evict_to(std::max<int64_t>(core().ledger.resident_bytes - nbytes, 0));
   }

@@ -49,22 +49,54 @@ inline bool is_cheap(const Core& core, const std::vector<VersionRef>& versions, 
 // of all devices. Those of others match none of the blocks, whose addresses they do not share.
 class WindowSearch {
  public:
-  // Begins to search for windows of so many contiguous bytes.
-  void begin(const Core& core, const BlockList& blocks, int64_t wanted) {
+  // That of this thread, which keeps its memory between searches.
+  static WindowSearch& own() {
+    static thread_local WindowSearch search;
+    return search;
+  }
+
+  // Begins to search for windows of so many contiguous bytes. each_block: calls a function with each `DeviceBlock`.
+  template <class Blocks>
+  void begin(const Core& core, int64_t wanted, const Blocks& each_block) {
     begun_++;
-    find_costs(core, blocks);
-    find_windows(blocks, wanted);
+    blocks_.clear();
+    windows_.clear();
+    Priceable priceable(core);
+    Run run;
+    Block free{};  // the last one that was met, unless a run has begun with it or it is followed by a block that stays
+    int64_t met = 0;
+    auto add = [&](const Block& block) {
+      if (!run.is_open && free.nbytes != 0) enter(free, run, wanted);
+      enter(block, run, wanted);
+    };
+    each_block([&](const DeviceBlock& one) {  // of which most may have to stay
+      met++;
+      auto nbytes = static_cast<int64_t>(one.nbytes);
+      if (one.free) {
+        Block block{one.address, nbytes, 0, 0, nullptr, nullptr};
+        if (run.is_open || free.nbytes != 0 || nbytes >= wanted)
+          add(block);
+        else
+          free = block;
+      } else if (nbytes != 0 && priceable.has(one.address)) {
+        add(priceable.priced(one.address, nbytes));
+      } else {
+        if (run.is_open) end(run, wanted);
+        free.nbytes = 0;
+      }
+    });
+    met_ = met;
     std::make_heap(windows_.begin(), windows_.end());
   }
   // Returns the versions to evict for the cheapest window that has no block of those returned before; none if there is no such
   // window, or it is free. Of several that cost the same, the first one is taken.
-  std::vector<VersionRef> next(const Core& core, const BlockList& blocks) {
+  std::vector<VersionRef> next(const Core& core) {
     while (!windows_.empty()) {
       std::pop_heap(windows_.begin(), windows_.end());
       Window window = windows_.back();
       windows_.pop_back();
-      if (window.exact && !is_taken(window)) return take(blocks, window);
-      price(core, blocks, window);
+      if (window.exact && !is_taken(window)) return take(window);
+      price(core, window);
       if (window.price == NEVER_GOES) continue;
       windows_.push_back(window);
       std::push_heap(windows_.begin(), windows_.end());
@@ -73,14 +105,20 @@ class WindowSearch {
   }
   // Returns how many searches have begun: `next` belongs to the last one.
   int64_t begun() const { return begun_; }
+  // Returns how many blocks there are, and ends of segments.
+  int64_t met() const { return met_; }
 
  private:
   static constexpr double NEVER_GOES = std::numeric_limits<double>::infinity();
 
-  struct Cost {
+  // One that is free, or may be evicted.
+  struct Block {
+    uintptr_t address;
+    int64_t nbytes;
     double price;  // or a lower bound of it
+    double sum;  // see `enter`
     Priced* bound;  // null: the price is exact
-    Version* one;  // known once the price is exact
+    Version* one;  // known once the price is exact; null if the block is free
   };
   struct Window {
     double price;  // or a lower bound of it
@@ -90,110 +128,128 @@ class WindowSearch {
       return price != other.price ? price > other.price : last > other.last;
     }
   };
+  // Neighbours that are free or may be evicted, from `begin` on.
+  struct Run {
+    bool is_open = false;
+    size_t begin = 0, first = 0, middle = 0;
+    int64_t nbytes = 0;
+    double behind = 0;
+  };
+
+  // What may be evicted, with its prices.
+  class Priceable {
+   public:
+    explicit Priceable(const Core& core)
+        : core_(core), prices_(core.ledger.policy->prices()),
+          bounds_(prices_.all([&](Node* node) { return address_of(core, as_version(node)); })), clock_(core.ledger.clock) {
+      begin();
+      core.eviction.each_that_may_leave([&](Version* one) { leaving_.emplace_back(address_of(core, one), one); });
+      std::sort(leaving_.begin(), leaving_.end());
+    }
+    // Returns whether the block at this address may be evicted.
+    bool has(uintptr_t address) {
+      if (address < before_) begin();  // segments need not be in order
+      before_ = address;
+      if (address < upcoming_) return !leaving_.empty() && find(address) != leaving_.end();
+      for (; upcoming_ < address; look()) next_++;
+      return upcoming_ == address || (!leaving_.empty() && find(address) != leaving_.end());
+    }
+    // Returns that block.
+    Block priced(uintptr_t address, int64_t nbytes) {
+      if (upcoming_ == address) return {address, nbytes, prices_.at_least(*next_, clock_), 0, next_, nullptr};
+      Version* one = find(address)->second;
+      return {address, nbytes, core_.eviction.price_of_leaving(one), 0, nullptr, one};
+    }
+
+   private:
+    void begin() {
+      next_ = bounds_.data();
+      look();
+    }
+    void look() { upcoming_ = next_ != bounds_.data() + bounds_.size() ? next_->address : UINTPTR_MAX; }
+    std::vector<std::pair<uintptr_t, Version*>>::iterator find(uintptr_t address) {
+      auto found = std::lower_bound(leaving_.begin(), leaving_.end(), std::pair<uintptr_t, Version*>{address, nullptr});
+      return found != leaving_.end() && found->first == address ? found : leaving_.end();
+    }
+
+    const Core& core_;
+    Prices& prices_;
+    std::vector<Priced>& bounds_;
+    const int64_t clock_;
+    Priced* next_;
+    uintptr_t upcoming_, before_ = 0;  // the address of `next_`, and the one that was asked for last
+    std::vector<std::pair<uintptr_t, Version*>> leaving_;
+  };
 
   static uintptr_t address_of(const Core& core, const Version* one) {
     StorageRef storage = core.ledger.memory_of(one);
     return storage ? reinterpret_cast<uintptr_t>(as_impl(storage)->data()) : 0;
   }
 
-  void find_costs(const Core& core, const BlockList& blocks) {
-    Prices& prices = core.ledger.policy->prices();
-    std::vector<Priced>& priced = prices.all([&](Node* node) { return address_of(core, as_version(node)); });
-    std::vector<std::pair<uintptr_t, Version*>> leaving;
-    core.eviction.each_that_may_leave([&](Version* one) { leaving.emplace_back(address_of(core, one), one); });
-    std::sort(leaving.begin(), leaving.end());
-    costs_.resize(blocks.size());
-    auto bound = priced.begin();
-    uintptr_t before = 0;
-    for (size_t place = 0; place < blocks.size(); place++) {
-      const DeviceBlock& block = blocks[place];
-      Cost& cost = costs_[place] = {block.free ? 0 : NEVER_GOES, nullptr, nullptr};
-      if (block.free || block.nbytes == 0) continue;
-      if (block.address < before) bound = priced.begin();  // segments need not be in order
-      before = block.address;
-      while (bound != priced.end() && bound->address < block.address) ++bound;
-      if (bound != priced.end() && bound->address == block.address) {
-        cost.price = prices.at_least(*bound, core.ledger.clock);
-        cost.bound = &*bound;
-        continue;
-      }
-      auto found = std::lower_bound(leaving.begin(), leaving.end(), std::pair<uintptr_t, Version*>{block.address, nullptr});
-      if (found == leaving.end() || found->first != block.address) continue;
-      cost.price = core.eviction.price_of_leaving(found->second);
-      cost.one = found->second;
+  // Adds a block to a run, and the window that ends with it. Prices are only added up: each window's is the sum of what precedes
+  // `middle`, from its first block on (`Block::sum`), and of what follows it (`Run::behind`).
+  void enter(const Block& block, Run& run, int64_t wanted) {
+    size_t place = blocks_.size();
+    run.is_open = true;
+    blocks_.push_back(block);
+    run.nbytes += block.nbytes;
+    run.behind += block.price;
+    if (run.nbytes < wanted) return;
+    while (run.nbytes - blocks_[run.first].nbytes >= wanted) run.nbytes -= blocks_[run.first++].nbytes;
+    if (run.first >= run.middle) {
+      double sum = 0;
+      for (size_t one = place + 1; one-- > run.first;) blocks_[one].sum = sum += blocks_[one].price;
+      run.middle = place + 1;
+      run.behind = 0;
     }
+    windows_.push_back({(blocks_[run.first].sum + run.behind) * Search::ROUNDING, run.first, place, false});
   }
-
-  // Prices are only added up: each window's is the sum of what precedes `middle` and of what follows it.
-  void find_windows(const BlockList& blocks, int64_t wanted) {
-    windows_.clear();
-    sums_.resize(blocks.size());
-    size_t first = 0, middle = 0;
-    int64_t nbytes = 0;
-    double behind = 0;
-    for (size_t place = 0; place < blocks.size(); place++) {
-      if (costs_[place].price == NEVER_GOES) {
-        first = middle = place + 1;
-        nbytes = 0;
-        behind = 0;
-        continue;
-      }
-      nbytes += static_cast<int64_t>(blocks[place].nbytes);
-      behind += costs_[place].price;
-      while (nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted)
-        nbytes -= static_cast<int64_t>(blocks[first++].nbytes);
-      if (nbytes < wanted) continue;
-      if (first >= middle) {
-        double sum = 0;
-        for (size_t one = place + 1; one-- > first;) sums_[one] = sum += costs_[one].price;
-        middle = place + 1;
-        behind = 0;
-      }
-      windows_.push_back({(sums_[first] + behind) * Search::ROUNDING, first, place, false});
-    }
+  // Ends a run. If it has no window, its blocks are forgotten.
+  void end(Run& run, int64_t wanted) {
+    if (run.nbytes < wanted) blocks_.resize(run.begin);
+    run = {};
+    run.begin = run.first = run.middle = blocks_.size();
   }
 
   // Computes a window's price, or at least the price of one more block in it.
-  void price(const Core& core, const BlockList& blocks, Window& window) {
+  void price(const Core& core, Window& window) {
     Prices& prices = core.ledger.policy->prices();
     double cheapest = windows_.empty() ? NEVER_GOES : windows_.front().price;
     window.exact = true;
     window.price = 0;
     for (size_t place = window.first; place <= window.last; place++) {
-      Cost& cost = costs_[place];
-      if (cost.bound != nullptr && window.price > cheapest) window.exact = false;
-      if (cost.bound != nullptr && window.exact) {
-        Priced& bound = *std::exchange(cost.bound, nullptr);
+      Block& block = blocks_[place];
+      if (block.bound != nullptr && window.price > cheapest) window.exact = false;
+      if (block.bound != nullptr && window.exact) {
+        Priced& bound = *std::exchange(block.bound, nullptr);
         Version* one = as_version(prices.node_of(bound));
-        bool goes = one != nullptr && one->resident && !one->constant() && one->locks == 0 &&
-                    address_of(core, one) == blocks[place].address;
-        cost.price = goes ? prices.exact(bound, core.ledger.clock) : NEVER_GOES;
-        cost.one = one;
+        bool goes =
+            one != nullptr && one->resident && !one->constant() && one->locks == 0 && address_of(core, one) == block.address;
+        block.price = goes ? prices.exact(bound, core.ledger.clock) : NEVER_GOES;
+        block.one = one;
       }
-      window.price += cost.price;
+      window.price += block.price;
     }
     if (!window.exact) window.price *= Search::ROUNDING;
   }
 
   bool is_taken(const Window& window) const {
     for (size_t place = window.first; place <= window.last; place++)
-      if (costs_[place].price == NEVER_GOES) return true;
+      if (blocks_[place].price == NEVER_GOES) return true;
     return false;
   }
-  std::vector<VersionRef> take(const BlockList& blocks, const Window& window) {
+  std::vector<VersionRef> take(const Window& window) {
     std::vector<VersionRef> found;
     for (size_t place = window.first; place <= window.last; place++) {
-      if (!blocks[place].free) found.emplace_back(costs_[place].one);
-      costs_[place].price = NEVER_GOES;
+      if (Version* one = blocks_[place].one) found.emplace_back(one);
+      blocks_[place].price = NEVER_GOES;
     }
     return found;
   }
 
-  // Kept between searches for their memory.
-  std::vector<Cost> costs_;  // by block
-  std::vector<double> sums_;
+  std::vector<Block> blocks_;  // of runs, one after the other
   std::vector<Window> windows_;  // a heap
-  int64_t begun_ = 0;
+  int64_t begun_ = 0, met_ = 0;
 };
 
 // Evicts the cheapest window of neighbouring blocks for `wanted` contiguous bytes. at_most: leave them if bringing them back costs
@@ -201,15 +257,16 @@ class WindowSearch {
 //
 // A search takes as long as there are blocks. Where there are thousands, the next windows cost about as little, and the next
 // requests need them: they are evicted as well, instead of searching again.
-inline bool evict_window(Core& core, const BlockList& blocks, int64_t wanted, int64_t at_most) {
-  constexpr size_t BLOCKS_EACH = 2048;
+template <class Blocks>
+bool evict_window(Core& core, int64_t wanted, int64_t at_most, const Blocks& each_block) {
+  constexpr int64_t BLOCKS_EACH = 2048;
   core.eviction.begin_pressure();
-  static thread_local WindowSearch search;
-  search.begin(core, blocks, wanted);
-  int64_t begun = search.begun();
-  for (size_t windows = 0; windows <= blocks.size() / BLOCKS_EACH; windows++) {
+  WindowSearch& search = WindowSearch::own();
+  search.begin(core, wanted, each_block);
+  int64_t begun = search.begun(), met = search.met();
+  for (int64_t windows = 0; windows <= met / BLOCKS_EACH; windows++) {
     if (search.begun() != begun) break;  // within an eviction
-    std::vector<VersionRef> window = search.next(core, blocks);
+    std::vector<VersionRef> window = search.next(core);
     if (window.empty() || (at_most >= 0 && !is_cheap(core, window, at_most))) return windows != 0;
     for (const VersionRef& one : window)
       if (!core.eviction.evict_if_possible(one.get())) return windows != 0;

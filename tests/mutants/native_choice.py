@@ -130,9 +130,16 @@ native(
      "if («window.exact» && !is_taken(window))", "true",
      "unit/fragmentation::as_good_as_trying_all_windows"),
     ("windows are longer than needed",
-     "while («nbytes - static_cast<int64_t>(blocks[first].nbytes) >= wanted») nbytes", "false",
+     "while («run.nbytes - blocks_[run.first].nbytes >= wanted») run", "false",
      "unit/fragmentation::as_good_as_trying_all_windows"),
     ("a block is in two windows",
-     "emplace_back(costs_[place].one);\n      costs_[place].price = «NEVER_GOES»;", "costs_[place].price",
+     "found.emplace_back(one);\n      blocks_[place].price = «NEVER_GOES»;", "blocks_[place].price",
      "unit/fragmentation::among_thousands_of_blocks_the_next_windows_go_as_well"),
+)
+native(
+    "flushes", "flushes.h",
+    ("windows go whatever they cost", "return «REST * flush_ns(free, wanted, 1)»;", "INT64_MAX",
+     "unit/oom_retry::neighbours_that_are_dearer_than_a_flush_stay[True]"),
+    ("a search is noted though much memory is free", "if («unused <= cap / CROWDED_SHARE») unused_", "true",
+     "unit/oom_retry::what_tensors_could_still_take_is_noted_if_a_request_finds_no_block"),
 )

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "search.h"
@@ -129,9 +130,13 @@ class Prices {
     });
     merged_.clear();
     auto before = all_.begin();
-    auto take_before = [&](uintptr_t end) {
-      for (; before != all_.end() && before->address < end; ++before)
-        if (!purges || pool_.find(before->number) != nullptr) merged_.push_back(*before);
+    auto take_before = [&](uintptr_t address) {
+      auto end = std::lower_bound(before, all_.end(), address, is_below);
+      if (purges)
+        std::copy_if(before, end, std::back_inserter(merged_), [&](const Priced& one) { return node_of(one) != nullptr; });
+      else
+        merged_.insert(merged_.end(), before, end);
+      before = end;
     };
     for (const Priced& one : added) {
       if (!merged_.empty() && merged_.back().address == one.address) continue;
