@@ -775,7 +775,7 @@ class Session:
             if self.steps.count <= LEARNING:
                 self.callbacks.signatures.measure_again()
             elif self._recorder is None:
-                self.interposer.count_only()
+                self.interposer.count_only(steady=self.steps.take_as_much())
         assert self.steps.last is not None
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)

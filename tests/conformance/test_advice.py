@@ -139,7 +139,7 @@ def test_the_second_budget_is_enough_and_no_more_than_the_peak_and_one_operator(
     program, percent, monkeypatch
 ):
     with monkeypatch.context() as patches, dtrrun.budget(None) as session:
-        patches.setattr(session.interposer, "count_only", lambda: None)  # all operators have signatures
+        patches.setattr(session.interposer, "count_only", lambda **_: None)  # all operators have signatures
         program()
     peak = session.report()["peak_bytes"]
     operator = max(Sizes(one, set()).nbytes for one in session.callbacks.signatures.all())

@@ -86,7 +86,7 @@ def check_counted(make, size, monkeypatch):
     counted, figures, counts = peaks_of(step, size)
     assert counts
     assert_same(expected, bits(state), "counted")
-    monkeypatch.setattr(Interposer, "count_only", lambda self: None)
+    monkeypatch.setattr(Interposer, "count_only", lambda self, **_: None)
     full, in_full, _ = peaks_of(make()[0], size)
     assert (counted, figures) == (full, in_full)
 
@@ -181,6 +181,62 @@ def test_a_step_that_takes_more_than_the_budget_is_kept_inside():
         assert not session.ledger.counting
         assert report["evictions"] > 0
         assert report["peak_bytes"] <= plain * 2 // 3
+        assert_same(expected, bits(state), "inside")
+
+
+def test_half_of_the_budget_is_ample_if_the_last_steps_have_taken_as_much():
+    repeated = [1] * 12
+    plain = peaks_of(training()[0], None, repeated)[0]
+    step, _ = training()
+    counting = []
+    with dtrrun.budget(max(plain) * 5 // 2) as session:
+        for times in repeated:
+            step(times)
+            counting.append(session.ledger.counting)
+        step(2)
+        for _ in range(6):
+            step(1)
+            assert not session.ledger.counting
+    assert not any(counting[:7])
+    assert all(counting[8:])
+
+
+def layers():
+    """Like `training`, without operators that take much by themselves."""
+    torch.manual_seed(0)
+    net, kept = nn.Sequential(*(part for _ in range(16) for part in (nn.Linear(32, 32), nn.Tanh()))), []
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(times=1):
+        loss = net(torch.randn(64 * times, 32)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        kept.append(loss)
+
+    return step, [net, kept]
+
+
+def test_a_step_that_takes_far_more_than_those_before_is_kept_inside():
+    steps = [1] * 20 + [6, 1, 6]
+    step, state = layers()
+    for times in steps:
+        step(times)
+    expected = bits(state)
+    usual, large = (max(peaks_of(layers()[0], None, [1, 1, times])[0]) for times in (1, 6))
+    budget = usual * 9 // 4
+    assert budget < large * 3 // 4
+    step, state = layers()
+    with dtrrun.budget(budget) as session:
+        for times in steps[:20]:
+            step(times)
+        assert session.ledger.counting
+        for times in steps[20:]:
+            step(times)
+        report = session.report()
+        assert not session.ledger.counting
+        assert report["evictions"] > 0
+        assert report["peak_bytes"] <= budget
         assert_same(expected, bits(state), "inside")
 
 
@@ -344,7 +400,7 @@ def raise_another():
     raise LookupError("not what was raised")
 
 
-@pytest.mark.parametrize("when_stopped", [raise_another, lambda: torch.zeros(2000, 3000)])
+@pytest.mark.parametrize("when_stopped", [raise_another, lambda: torch.zeros(()).expand(2000, 3000)])
 def test_a_kernel_is_recognised_as_stopped_whatever_it_makes_of_that(when_stopped):
     made = product_in_python(when_stopped)
     assert made.shape == (2000, 3000)
@@ -360,7 +416,7 @@ def test_an_interrupt_is_not_lost_in_a_kernel_that_has_been_stopped():
 
 
 def test_a_kernel_that_is_stopped_warns_once():
-    bounds, tall = torch.arange(4.0), torch.ones(1, 2000)
+    bounds, tall = torch.arange(4.0, dtype=torch.double), torch.ones(1, 2000, dtype=torch.double)
     step, _ = training()
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
@@ -369,14 +425,14 @@ def test_a_kernel_that_is_stopped_warns_once():
             warnings.simplefilter("always")
             for _ in range(4):
                 step()
-                torch.searchsorted(bounds, bounds)
+                torch.searchsorted(bounds, bounds, out_int32=True)
             assert session.ledger.counting
             del told[:]
-            torch.searchsorted(bounds, tall.expand(4, 2000))
+            torch.searchsorted(bounds, tall.expand(4, 2000), out_int32=True)
             assert len(told) == 1
             assert session.ledger.counting
-            torch.searchsorted(bounds, tall.expand(1500, 2000))  # 24 MB
-            assert not session.ledger.counting
+            # 6 MB of results, and then, after the warning, a copy of 12 MB.
+            torch.searchsorted(bounds, tall.expand(750, 2000), out_int32=True)
             assert len(told) == 2
     finally:
         torch.set_warn_always(before)

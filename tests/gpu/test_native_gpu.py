@@ -179,7 +179,7 @@ def test_steps_in_ample_memory_are_only_counted():
         peaks = []
         with dtrrun.budget(size, device=DEVICE) as session:
             if full:
-                session.interposer.count_only = lambda: None
+                session.interposer.count_only = lambda **_: None
             session.on_step(lambda figures: peaks.append(figures["peak_bytes"]))
             result = train(mlp, steps=6)
             assert session.ledger.counting != full

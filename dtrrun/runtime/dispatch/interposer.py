@@ -29,8 +29,9 @@ from dtrrun.runtime.patches.registry import Function, Patches
 CLASSES = {one.__name__: one for one in (Reasons, Callbacks)}
 """Classes whose slots C++ reads."""
 
-AMPLE = 4
-"""Memory is ample while tensors take at most one in so many bytes of the budget."""
+AMPLE, STEADILY_AMPLE = 4, 2
+"""Memory is ample while tensors take at most one in so many bytes of the budget; the second: in steps that
+all take as much, so that the next one hardly takes far more."""
 
 CPU = torch.device("cpu")
 NO_KEYWORDS: dict[str, Any] = {}
@@ -187,12 +188,13 @@ class Interposer:
         assert self.touch is not None
         self.touch(version, self.native.settle)
 
-    def count_only(self) -> None:
+    def count_only(self, *, steady: bool = False) -> None:
         """Between two steps: only count operators from now on, if memory is ample (`native/counting.h`).
 
-        Otherwise those of backward passes that make little (`counts_backward`).
+        Otherwise those of backward passes that make little (`counts_backward`). steady: the last steps have
+        taken as much memory as each other.
         """
-        self.native.count_only(AMPLE, self.counts_backward)
+        self.native.count_only(STEADILY_AMPLE if steady else AMPLE, self.counts_backward)
 
     def adopt_counted(self) -> None:
         """Enter what operators that were only counted have made, so that it may leave for the host.

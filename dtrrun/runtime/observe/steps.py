@@ -16,6 +16,7 @@ from dtrrun.telemetry.fields import ENOUGH_STEPS, OVERHEADS
 from dtrrun.telemetry.times import effective
 
 KEPT = 32
+GROUPS, GROUP, ALIKE = 4, 4, 16  # groups of so many steps whose peaks differ by at most one in so many bytes
 SAMPLED = 256
 MOST = 999.0
 """The largest slowdown reported: with several threads, overheads can add up to more than the time."""
@@ -98,6 +99,17 @@ class StepClock:
     def slowdown(self) -> float | None:
         """Return the median slowdown of the steps after the first; None if there are too few to say."""
         return self.slowdowns.median() if self.count >= ENOUGH_STEPS else None
+
+    def take_as_much(self) -> bool:
+        """Return whether groups of the last steps have had about the same peak.
+
+        Several optimizers take turns, in steps that differ.
+        """
+        if len(self.latest) < GROUPS * GROUP:
+            return False
+        peaks = [self.latest[-place]["peak_bytes"] for place in range(1, GROUPS * GROUP + 1)]
+        most = [max(peaks[place : place + GROUP]) for place in range(0, len(peaks), GROUP)]
+        return max(most) - min(most) <= min(most) // ALIKE
 
     def under_way(self) -> dict[str, int]:
         """Return the figures of the current step so far."""
