@@ -76,7 +76,7 @@ void bind_flushes(py::module_& module) {
       .def("take_unused", &Flushes::take_unused,
            "Return for each search since the last call, unless it is much, how many bytes more tensors could have taken.")
       .def_readonly("searches", &Flushes::searches)
-      .def_readonly("searching_ns", &Flushes::searching_ns)
+      .def_readonly("processor_ns", &Flushes::processor_ns)
       .def_readonly("avoided", &Flushes::avoided)
       .def_readwrite("avoiding_ns", &Flushes::avoiding_ns);
   module.def("avoid_flushes", &Flushes::listen, "devices"_a,

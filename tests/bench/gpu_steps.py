@@ -2,7 +2,7 @@
 
 The models of `make bench-gpu` at their full size, inside shares of their peak, with the costs of `--cost
 model`. Printed, per step from the fifth on: the allocator's flushes and refusals, waits for a stream (only on
-the stand-in), searches for neighbours to evict, with the µs that each takes where they take least,
+the stand-in), searches for neighbours to evict, with the processor's µs for each where they take least,
 evictions, rematerializations, operators of backward passes that are only counted, whether these are the same
 in all of these steps, how long the processor takes for the fastest step and for a plain one, and how many
 times as long. Operators of backward passes are counted as in a session with measured costs; --full: they are
@@ -79,7 +79,7 @@ class Meter:
             stats["num_ooms"],
             waits(),
             flushes.searches,
-            flushes.searching_ns,
+            flushes.processor_ns,
             report["evictions"],
             report["rematerializations"],
             self.counted,
