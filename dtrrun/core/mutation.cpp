@@ -17,7 +17,7 @@ bool Copies::make(Version* constant) {
 bool Copies::wants(const Version* constant) {
   if (!(ledger_.pressure && constant->used) || constant->copy) return false;
   if (!constant->constant() || constant->escaped || !constant->resident || ledger_.paused != 0) return false;
-  if (ledger_.age > until_) {
+  if (ledger_.age > until_ || (found_in_backward_ && !ledger_.in_backward)) {
     ledger_.collect_dead();
     most_ = largest_copy(ledger_.versions.all(), ledger_.backend);
     look_counts_for(ledger_.versions.size());

@@ -17,7 +17,9 @@ namespace dtrrun {
 //
 // When the weights change, an ordinary step still refers to its loss and its outputs. These are a fraction of the size of the
 // weights, so nothing is copied for them. Finding that out means looking at what the program has, and sometimes at all recipes. So
-// the answer is reused for as many operators as versions were looked at: that amortizes to at most one version per operator.
+// the answer is reused for as many operators as versions were looked at: that amortizes to at most one version per operator. An answer
+// that was found in a backward pass, when a gradient was added to in place, is not reused after it: by then, the program has let go of
+// what it was about, and all weights would be copied for nothing.
 class Copies {
  public:
   Copies(Ledger& ledger, Eviction& eviction) : ledger_(ledger), eviction_(eviction) {}
@@ -40,11 +42,15 @@ class Copies {
 
   static constexpr int64_t SHORTEST = 64;  // minimum number of operators for which an answer is reused
 
-  void look_counts_for(size_t looked_at) { until_ = ledger_.age + std::max(static_cast<int64_t>(looked_at), SHORTEST); }
+  void look_counts_for(size_t looked_at) {
+    until_ = ledger_.age + std::max(static_cast<int64_t>(looked_at), SHORTEST);
+    found_in_backward_ = ledger_.in_backward;
+  }
 
   Ledger& ledger_;
   Eviction& eviction_;
   int64_t until_ = -1;  // the ledger's age up to which the last answer is reused
+  bool found_in_backward_ = false;
   int64_t most_ = 0;    // bytes that a copy may take
   std::optional<std::unordered_set<int64_t>> chosen_;  // keys of the versions worth a copy, once they have been determined
   int64_t chosen_at_ = -1;  // the ledger's age at that time: storages made since then may have the keys of others

@@ -527,6 +527,7 @@ class Interposer final : public Turns {
   // -- lists -----------------------------------------------------------------------------------------
 
   bool update_lists(OperatorInfo& info, Arrival& arrival, const Gil& gil, Stopwatch& watch) {
+    ledger.in_backward = Counting::is_in_backward();
     if (!lists_.prepare(info, arrival.schema(), arrival.values())) return false;
     Observed observed(observation_, info, arrival, lists_.prepared(), nullptr);
     observed.runs(true);

@@ -10,6 +10,7 @@ from torch import nn
 import dtrrun
 from dtrrun import runtime
 from dtrrun.core.ledger import COPIED
+from dtrrun.runtime.execute import Executor
 
 
 def test_mutation_of_a_buffer_on_the_short_cut():
@@ -268,6 +269,38 @@ def test_nothing_is_copied_in_an_ordinary_step():
 
     check_stress(program)
     assert set(copied) == {0}
+
+
+def test_nothing_is_copied_after_a_backward_pass_for_what_it_has_let_go_of(monkeypatch):
+    """In the middle of it, when a hook changes a constant, copies of the weights would be worth it; when they change, no more."""
+    copied = []
+    scale, weights = torch.ones(64), [torch.randn(64, 64).div_(8).requires_grad_() for _ in range(6)]
+
+    def count(self, storage, copy=Executor.copy):
+        copied.append(storage.nbytes())
+        return copy(self, storage)
+
+    def program():
+        optimizer = torch.optim.SGD(weights, lr=0.01)
+        x, others = torch.randn(2048, 64), [torch.ones(1) for _ in range(500)]
+        for _ in range(4):
+            inner = x
+            for weight in weights:
+                inner = torch.tanh(inner @ weight)
+            inner.register_hook(lambda gradient: scale.mul_(1.5) * 0 + gradient)
+            loss = (inner * scale).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            del inner, loss
+            optimizer.step()
+        return others
+
+    monkeypatch.setattr(Executor, "copy", count)
+    with dtrrun.budget(3_000_000, cost="model") as session:
+        program()
+    assert session.report()["evictions"] > 0
+    assert weights[0].nbytes not in copied
+    assert scale.nbytes in copied
 
 
 def test_what_was_made_from_a_small_constant_can_be_evicted():
