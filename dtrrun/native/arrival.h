@@ -44,6 +44,12 @@ struct SizesHash {
   void add(c10::SymIntArrayRef sizes) {
     if (auto known = c10::asIntArrayRefSlowOpt(sizes)) add(*known);
   }
+  template <class Tensors>
+  void add_each(const Tensors& list) {
+    for (const at::Tensor& tensor : list) add(tensor);
+  }
+  void add(const at::ITensorListRef& list) { add_each(list); }
+  void add(at::TensorList list) { add_each(list); }
   void add(const IValue& value) {
     if (value.isTensor()) return add(value.toTensor());
     if (value.isIntList()) return add(value.toDimVector());
@@ -68,6 +74,8 @@ class Arrival {
 
   // Returns its arguments. Valid until its kernel runs.
   virtual const IValue* values() = 0;
+  // Returns an argument for a recipe to keep.
+  virtual IValue kept(const IValue& value) const = 0;
   // Returns the first argument if it is a tensor, else null.
   virtual const at::Tensor* first() = 0;
 
@@ -129,6 +137,14 @@ inline bool is_known(const std::optional<at::Tensor>& tensor, const Ours& ours) 
 inline bool is_known(const std::optional<c10::Device>& named, const Ours& ours) {
   return !named || ours.device.is_meant_by(*named);
 }
+template <class Tensors>
+bool are_known(const Tensors& list, const Ours& ours) {
+  for (const at::Tensor& tensor : list)
+    if (!is_known(tensor, ours)) return false;
+  return true;
+}
+inline bool is_known(const at::ITensorListRef& list, const Ours& ours) { return are_known(list, ours); }
+inline bool is_known(at::TensorList list, const Ours& ours) { return are_known(list, ours); }
 inline bool is_known(const IValue& value, const Ours& ours) {
   if (value.isTensor()) return is_known(value.toTensor(), ours);
   if (value.isDevice()) return ours.device.is_meant_by(value.toDevice());
@@ -181,6 +197,8 @@ class BoxedArrival final : public Arrival {
       : Arrival(op, keys, op.schema().arguments().size()), stack_(stack), below_(stack->size() - count) {}
 
   const IValue* values() override { return stack_->data() + below_; }
+  // TorchScript passes the program's own lists, which the program may change later.
+  IValue kept(const IValue& value) const override { return value.isList() && value.use_count() > 1 ? value.deepcopy() : value; }
   const at::Tensor* first() override { return count != 0 && values()->isTensor() ? &values()->toTensor() : nullptr; }
   using Arrival::run;
   void run(DispatchKeySet below) override { op.redispatchBoxed(below, stack_); }

@@ -59,15 +59,18 @@ class Describer {
       bool writes = !info.mutates.empty() && info.writes_to(place);
       if (value.isTensor()) {
         describe(call, place, value.toTensor(), writes);
+      } else if (are_whole(value)) {
+        if (!key_.add(value)) key_.add_other();
       } else if (value.isList() && value.isTensorList()) {  // isList() is inline
-        auto tensors = value.toTensorVector();
-        key_.add_list(tensors.size());
-        call.holes[place] = static_cast<int>(tensors.size());
-        for (size_t item = 0; item < tensors.size(); item++) {
+        auto items = value.toListRef();
+        key_.add_list(items.size());
+        call.holes[place] = static_cast<int>(items.size());
+        for (size_t item = 0; item < items.size(); item++) {
+          const at::Tensor& tensor = items[item].toTensor();
           // In a replay, it would not count as a number; and a recipe has no place for one that is not there.
-          if (!tensors[item].defined() || tensors[item].unsafeGetTensorImpl()->is_wrapped_number()) call.replayable = false;
-          if (tensors[item].defined())
-            read(call, place, item, tensors[item], writes);
+          if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) call.replayable = false;
+          if (tensor.defined())
+            read(call, place, item, tensor, writes);
           else
             key_.add_other();
         }
@@ -144,6 +147,12 @@ class Describer {
     }
   }
 
+  // Returns true for a list of whole numbers: most lists are.
+  static bool are_whole(const IValue& value) {
+    if (!value.isList()) return false;
+    auto items = value.toListRef();
+    return !items.empty() && std::all_of(items.begin(), items.end(), [](const IValue& one) { return one.isInt(); });
+  }
   static bool has_tensors(const IValue& list) {
     auto items = list.toListRef();
     return std::any_of(items.begin(), items.end(),

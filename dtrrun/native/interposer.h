@@ -587,7 +587,6 @@ class Interposer final : public Turns {
     call.state = KernelState::now(info.general, device.is_cpu(), info.states);
     Observed observed(observation_, info, arrival, call.its_signature.get(), &call);
     call.observed = &observed;
-    if (!device.is_cpu()) arrival.keep();
     auto admitted = admission_.admit(call);
     if (!admitted) return false;
     watch.leave_out(admitted->all);
@@ -600,6 +599,7 @@ class Interposer final : public Turns {
       core_.operators.abandon(call);
       throw;
     }
+    if (!device.is_cpu()) arrival.keep();  // only now: a list that the stack alone has need not be copied for the recipe
     std::optional<ListUpdates::Kind> list;
     if (info.handler == HandlerKind::LISTS) list = lists_.kind_of(info, call.values, call.count);
     bool brief = call.signature->calls >= Signature::SETTLED && call.signature->cost < BRIEF_NS, timed = watch.is_on() || !brief;

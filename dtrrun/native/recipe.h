@@ -12,9 +12,6 @@ namespace dtrrun {
 
 enum Hole : int { VALUE = -1, TENSOR = -2, STATISTICS = -3, NESTED = -4 };  // otherwise: the number of tensors in a list
 
-// Returns a value for a recipe to keep. TorchScript passes the program's own lists, which the program may change later.
-inline IValue to_keep(const IValue& value) { return value.isList() && value.use_count() > 1 ? value.deepcopy() : value; }
-
 // What a replay restores besides the settings, of few operators.
 struct Around {
   std::vector<std::pair<c10::DeviceType, at::ScalarType>> autocast;  // of the operators that its kernel calls

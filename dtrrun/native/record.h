@@ -28,7 +28,7 @@ class Recording {
     set_signature(maker, call.excludes ? replayed_as(found) : found);
     Recipe* recipe = recipe_of(maker);
     for (size_t place = 0; place < call.count; place++) {
-      if (call.holes[place] == VALUE) recipe->values()[place] = to_keep(call.argument(place));
+      if (call.holes[place] == VALUE) recipe->values()[place] = call.arrival.kept(call.argument(place));
       recipe->holes()[place] = call.holes[place] == STATISTICS ? VALUE : call.holes[place];
     }
     for (auto& [place, given] : call.gaps) recipe->values()[place] = std::move(given);

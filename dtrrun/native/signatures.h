@@ -41,9 +41,9 @@ class Key {
     } else if (value.isComplexDouble()) {
       add(COMPLEX);
     } else if (value.isIntList()) {
-      auto list = value.toIntVector();
+      auto list = value.toListRef();
       add(INTS | list.size() << 8);
-      for (int64_t number : list) add(static_cast<uint64_t>(number));
+      for (const IValue& number : list) add(static_cast<uint64_t>(number.toInt()));
     } else if (value.isBoolList()) {
       auto list = value.toBoolList();
       add(BOOLS | list.size() << 8);

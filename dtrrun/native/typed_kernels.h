@@ -2,12 +2,13 @@
 //
 // When an operator arrives through a fallback, PyTorch first boxes its arguments onto a stack, and unboxes them again for its
 // kernel: a quarter of a microsecond, and more for lists of numbers. So the operators that programs call most get a kernel of
-// their own type. Each type is given by one operator, and serves all of PyTorch's operators of that type. None takes a list of
-// tensors: operators on such lists take longer, and their tensors are examined one by one.
+// their own type. Each type is given by one operator, and serves all of PyTorch's operators of that type.
 #pragma once
 
 #include <ATen/Operators.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -79,9 +80,41 @@ class Returning<at::Tensor&> : public Arrival {
   at::Tensor* self_ = nullptr;
 };
 
+// Lists of whole numbers as values, made once for each content and thread. Nothing changes them.
+class NumberLists {
+ public:
+  static IValue of(c10::IntArrayRef numbers) {
+    if (numbers.size() > LONGEST) return IValue(numbers);
+    uint64_t hash = numbers.size();
+    for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15ull + 1;
+    thread_local std::array<NumberLists, size_t{1} << BITS> lists;
+    NumberLists& one = lists[hash >> (64 - BITS)];
+    if (one.count_ != numbers.size() || !std::equal(numbers.begin(), numbers.end(), one.numbers_)) {
+      one.value_ = IValue(numbers);
+      one.count_ = numbers.size();
+      std::copy(numbers.begin(), numbers.end(), one.numbers_);
+    }
+    return one.value_;
+  }
+
+ private:
+  static constexpr size_t LONGEST = 5, BITS = 6;
+
+  IValue value_;
+  size_t count_ = LONGEST + 1;
+  int64_t numbers_[LONGEST];
+};
+
 // The caller holds the tensors for as long as they are needed, so these values only borrow them.
 inline IValue boxed(const at::Tensor& tensor) { return c10::MaybeOwnedTraits<at::Tensor>::createBorrow(tensor); }
 inline IValue boxed(const std::optional<at::Tensor>& tensor) { return tensor.has_value() ? boxed(*tensor) : IValue(); }
+inline IValue boxed(c10::IntArrayRef numbers) { return NumberLists::of(numbers); }
+inline IValue boxed(c10::SymIntArrayRef numbers) {
+  auto known = c10::asIntArrayRefSlowOpt(numbers);
+  return known ? NumberLists::of(*known) : IValue(numbers);
+}
+inline IValue boxed(at::OptionalIntArrayRef numbers) { return numbers ? boxed(*numbers) : IValue(); }
+inline IValue boxed(at::OptionalSymIntArrayRef numbers) { return numbers ? boxed(*numbers) : IValue(); }
 template <class Type>
 IValue boxed(const Type& value) {
   return IValue(value);
@@ -102,6 +135,7 @@ class TypedArrival final : public Returning<Result> {
     if (built_ == 0) build(std::index_sequence_for<Args...>());
     return place(0);
   }
+  IValue kept(const IValue& value) const override { return value; }
   const at::Tensor* first() override {
     if constexpr (is<at::Tensor, std::tuple_element_t<0, std::tuple<Args...>>>) return &std::get<0>(args_);
     return nullptr;
@@ -155,14 +189,15 @@ class TypedKernels {
   // Returns a kernel for one of PyTorch's operators; nullopt if its type is not listed here.
   static std::optional<c10::KernelFunction> made_for(const OperatorHandle& op) {
     if (op.operator_name().getNamespace() != "aten") return std::nullopt;
-    static const auto& makers = *new std::unordered_map<std::string, Maker>(known());
-    auto found = makers.find(type_of(op.schema()));
-    if (found == makers.end()) return std::nullopt;
-    try {
-      return found->second(op);
-    } catch (const c10::Error&) {  // PyTorch found that the types differ
-      return std::nullopt;
+    static const auto& makers = *new Makers(known());
+    auto [first, last] = makers.equal_range(type_of(op.schema()));
+    for (auto found = first; found != last; ++found) {
+      try {
+        return found->second(op);
+      } catch (const c10::Error&) {  // PyTorch found that the types differ, as those of `cat` and `stack` do in C++ alone
+      }
     }
+    return std::nullopt;
   }
 
   template <class Type>
@@ -183,6 +218,7 @@ class TypedKernels {
 
  private:
   using Maker = c10::KernelFunction (*)(const OperatorHandle&);
+  using Makers = std::unordered_multimap<std::string, Maker>;
 
   template <class Type>
   static c10::KernelFunction made(const OperatorHandle& op) {
@@ -204,15 +240,15 @@ class TypedKernels {
   }
 
   template <class... Examples>
-  static std::unordered_map<std::string, Maker> types_of() {
-    std::unordered_map<std::string, Maker> all;
+  static Makers types_of() {
+    Makers all;
     auto add = [&](const char* name, const char* overload, Maker maker) {
       if (auto op = c10::Dispatcher::singleton().findSchema({name, overload})) all.emplace(type_of(op->schema()), maker);
     };
     (add(Examples::name, Examples::overload_name, &made<typename Examples::schema>), ...);
     return all;
   }
-  static std::unordered_map<std::string, Maker> known() {
+  static Makers known() {
     namespace ops = at::_ops;
     return types_of<
         // elementwise
@@ -230,7 +266,12 @@ class TypedKernels {
         // sums, products and the like
         ops::sum, ops::sum_dim_IntList, ops::amax, ops::max_dim, ops::_softmax, ops::_softmax_backward_data,
         ops::linalg_vector_norm, ops::cumsum, ops::addmm, ops::addmm_, ops::native_layer_norm, ops::native_layer_norm_backward,
-        ops::gather, ops::index_select, ops::constant_pad_nd>();
+        ops::gather, ops::index_select, ops::constant_pad_nd,
+        // convolutional networks
+        ops::convolution, ops::convolution_backward, ops::cudnn_batch_norm, ops::cudnn_batch_norm_backward,
+        ops::native_batch_norm, ops::native_batch_norm_backward, ops::softplus_backward,
+        // lists of tensors
+        ops::cat, ops::stack>();
   }
 };
 

@@ -150,7 +150,7 @@ native(
      "hazards_layouts::geometries_and_types"),
 )
 native(
-    "replays", "recipe.h",
+    "replays", "arrival.h",
     ("recipes have the program's own lists",
      "return «value.isList() && value.use_count() > 1» ? value.deepcopy()", "false",
      "hazards_scripts::lists_that_a_script_changes"),
