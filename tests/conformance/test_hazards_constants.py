@@ -272,7 +272,7 @@ def test_nothing_is_copied_in_an_ordinary_step():
 
 
 def test_nothing_is_copied_after_a_backward_pass_for_what_it_has_let_go_of(monkeypatch):
-    """In the middle of it, when a hook changes a constant, copies of the weights would be worth it; when they change, no more."""
+    """When a hook changes a constant, copies of the weights would be worth it; not when they change."""
     copied = []
     scale, weights = torch.ones(64), [torch.randn(64, 64).div_(8).requires_grad_() for _ in range(6)]
 
