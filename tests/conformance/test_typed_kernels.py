@@ -1,5 +1,6 @@
 """Operators that arrive with their callers' arguments, through kernels of their own type."""
 
+import itertools
 import re
 import warnings
 from pathlib import Path
@@ -172,6 +173,16 @@ def test_a_kernel_for_each_type_computes_the_same_bits(careful, verify):
     found, report = run_inside(program, 1, careful=careful, verify=verify, over_budget="evict")
     assert_same(expected, found, "under stress")
     assert report["evictions"] > 100
+
+
+def test_lists_of_numbers_are_not_taken_for_each_other():
+    def program():
+        return [ATEN.constant_pad_nd(X, place, 0.5) for place in itertools.product(range(4), repeat=4)]
+
+    expected = plain(program)
+    found, report = run_inside(program, 1, over_budget="evict")
+    assert_same(expected, found, "under stress")
+    assert report["rematerializations"] > 100
 
 
 def test_a_kernel_that_the_program_has_replaced_returns_its_results():

@@ -235,6 +235,11 @@ native(
      "hazards_constants::a_graph_that_is_held_while_its_weights_change_stays_recomputable"),
 )
 native(
+    "mutation", "core/mutation.cpp",
+    ("what a backward pass was about outlives it", "(«found_in_backward_» && !ledger_.in_backward)", "false",
+     "hazards_constants::nothing_is_copied_after_a_backward_pass_for_what_it_has_let_go_of"),
+)
+native(
     "history", "core/history.h",
     ("history is never cut", "return «source->age < cut_age» ? Verdict::YES", "false",
      "native_graph::what_loses_its_recipe_is_what_the_model_finds"),

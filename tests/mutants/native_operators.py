@@ -121,6 +121,12 @@ native(
      "typed_kernels::a_kernel_that_the_program_has_replaced_returns_its_results"),
     ("the second result comes first", "size_t place = «0»;", "1",
      "typed_kernels::a_kernel_that_the_program_has_replaced_returns_its_results"),
+    ("lists of numbers are only as long as each other",
+     "|| «!std::equal(numbers.begin(), numbers.end(), one.numbers_)») {", "false",
+     "typed_kernels::lists_of_numbers_are_not_taken_for_each_other"),
+    ("types that look alike have the first one's kernel",
+     "found != last; «++found») {", "found = last",
+     "typed_kernels::each_example_arrives_by_a_kernel"),
 )
 native(
     "operators", "operator_call.h",
@@ -229,7 +235,7 @@ native(
     ("whole numbers are no part of it", "add(«static_cast<uint64_t>(value.toInt())»);", "uint64_t{0}",
      "native_first_calls::what_first_calls_allocate_is_known_before[drawn-1GB]"),
     ("lists of whole numbers are no part of it",
-     "for (int64_t number : list) add(«static_cast<uint64_t>(number)»);", "uint64_t{0}",
+     "for (const IValue& number : list) add(«static_cast<uint64_t>(number.toInt())»);", "uint64_t{0}",
      "decisions/decisions::a_block_of_the_sample[7]"),
 )
 native(
