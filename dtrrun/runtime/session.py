@@ -190,6 +190,7 @@ class Session:
             self._labels.stepped,
             self._own_work,
             self._end_if_enough,
+            self._lock,
         )
         self._access = Access(self.callbacks)
         self.interposer.touch = self._access.touched
@@ -775,7 +776,8 @@ class Session:
             if self.steps.count <= LEARNING:
                 self.callbacks.signatures.measure_again()
             elif self._recorder is None:
-                self.interposer.count_only(steady=self.steps.take_as_much())
+                limited = self.ledger.budget_bytes is not None
+                self.interposer.count_only(steady=limited and self.steps.take_as_much())
         assert self.steps.last is not None
         self._checkpointing.step_ended(self.dtr.rematerializer.rematerializations > 0)
         self._thrashing.watch(self.steps.last)

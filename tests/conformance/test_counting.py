@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -444,7 +445,7 @@ def test_two_threads_are_counted_at_once():
     def work(net, x):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         together.wait()
-        for _ in range(20):
+        for _ in range(50):
             optimizer.zero_grad()
             net(x).square().mean().backward()
             optimizer.step()
@@ -457,17 +458,18 @@ def test_two_threads_are_counted_at_once():
 
     def run(work_all):
         both = nets()
-        threads = [threading.Thread(target=work_all, args=one) for one in both]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(work_all, *one) for one in both]:
+                done.result()
         return bits([net.state_dict() for net, _ in both])
 
     plain = run(work)
     with dtrrun.budget("1GB") as session:
         found = run(work)
         assert session.ledger.counting
+        steps = list(session.steps.latest)
+        assert [step["index"] for step in steps] == list(range(101 - len(steps), 101))
+        assert all(step["peak_bytes"] for step in steps)
         assert session.report()["peak_bytes"] < 100_000
     assert_same(plain, found, "in two threads")
 

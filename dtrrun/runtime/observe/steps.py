@@ -46,7 +46,8 @@ class StepClock:
     Then follow the program's own `callbacks`, and `afterwards()`, which may end it.
 
     `totals()` gives the running sums (ns and counts by name), whose differences are a step's figures; on a
-    GPU, `effective` ones. What runs in the context `own()` is counted as dtrrun's work.
+    GPU, `effective` ones. What runs in the context `own()` is counted as dtrrun's work. Threads that train
+    at once end their steps one after the other, each with the reentrant `lock`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class StepClock:
         stepped: Any = lambda optimizer: None,
         own: Any = nullcontext,
         afterwards: Any = lambda: None,
+        lock: Any = None,
     ) -> None:
         self.count = 0
         self.last: dict[str, int] | None = None
@@ -63,6 +65,7 @@ class StepClock:
         self.slowdowns = Sample()
         self._totals = totals
         self._stepped, self._ended, self._own, self._afterwards = stepped, ended, own, afterwards
+        self._lock = nullcontext() if lock is None else lock
         self.callbacks: list[Callable[[], object]] = []
         self._before: dict[str, int] = totals()
 
@@ -84,17 +87,18 @@ class StepClock:
         self.callbacks.clear()
 
     def _step(self, optimizer: Any) -> None:
-        self.count += 1
-        now = self._totals()
-        self.last = effective({name: now[name] - self._before[name] for name in now})
-        self.last["index"] = self.count
-        self.last["ended_ns"] = now["wall_ns"]
-        self._before = now
-        self.latest.append(self.last)
-        if self.count > 1:  # the first one includes the start of the program, and of PyTorch
-            self.slowdowns.add(min(slowdown(self.last), MOST))
         self._stepped(optimizer)
-        self._ended()
+        with self._lock:
+            self.count += 1
+            now = self._totals()
+            self.last = effective({name: now[name] - self._before[name] for name in now})
+            self.last["index"] = self.count
+            self.last["ended_ns"] = now["wall_ns"]
+            self._before = now
+            self.latest.append(self.last)
+            if self.count > 1:  # the first one includes the start of the program, and of PyTorch
+                self.slowdowns.add(min(slowdown(self.last), MOST))
+            self._ended()
 
     def slowdown(self) -> float | None:
         """Return the median slowdown of the steps after the first; None if there are too few to say."""
@@ -103,11 +107,11 @@ class StepClock:
     def take_as_much(self) -> bool:
         """Return whether groups of the last steps have had about the same peak.
 
-        Several optimizers take turns, in steps that differ.
+        Several optimizers take turns, in steps that differ. A step whose end was interrupted has no peak.
         """
         if len(self.latest) < GROUPS * GROUP:
             return False
-        peaks = [self.latest[-place]["peak_bytes"] for place in range(1, GROUPS * GROUP + 1)]
+        peaks = [self.latest[-place].get("peak_bytes", 0) for place in range(1, GROUPS * GROUP + 1)]
         most = [max(peaks[place : place + GROUP]) for place in range(0, len(peaks), GROUP)]
         return max(most) - min(most) <= min(most) // ALIKE
 
