@@ -191,7 +191,7 @@ class Counting {
     std::atomic<const void*> schema{nullptr};
     bool views = false, makes = false, repeatable = false;  // views: its kernel touches no memory
     bool in_place = false;  // it writes to its first tensor, and depends on nothing but its arguments
-    bool stops = false;  // on a GPU, it can be stopped when it allocates: by then, it has written to nothing
+    bool stops = false;  // it can be stopped when it allocates, since it has written to nothing by then: as on a GPU
     bool lifts = false;  // its tensor may have just been made by `torch.tensor`
     std::atomic<bool> is_long{false};  // as the last call that was timed
     std::atomic<int64_t> calls{0};
@@ -282,7 +282,7 @@ class Counting {
 
   // The same, for one of a backward pass, inside a budget.
   static bool run_little(Arrival& arrival, Known& known, const OwnStorages& own, const Terms& terms) {
-    if (!known.repeatable && !known.in_place && !known.stops) return false;
+    if (!known.in_place && !known.stops) return false;
     auto run = [&] { Shortage::Kernel::run(/*locked=*/false, /*own=*/true, [&] { arrival.run(); }); };
     if (known.views) {
       arrival.run();

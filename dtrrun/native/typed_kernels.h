@@ -85,10 +85,10 @@ class NumberLists {
  public:
   static IValue of(c10::IntArrayRef numbers) {
     if (numbers.size() > LONGEST) return IValue(numbers);
-    uint64_t hash = numbers.size();
-    for (int64_t number : numbers) hash = (hash ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15ull + 1;
+    SizesHash found;
+    found.add(numbers);
     thread_local std::array<NumberLists, size_t{1} << BITS> lists;
-    NumberLists& one = lists[hash >> (64 - BITS)];
+    NumberLists& one = lists[found.hash >> (64 - BITS)];
     if (one.count_ != numbers.size() || !std::equal(numbers.begin(), numbers.end(), one.numbers_)) {
       one.value_ = IValue(numbers);
       one.count_ = numbers.size();

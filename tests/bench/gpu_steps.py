@@ -2,11 +2,10 @@
 
 The models of `make bench-gpu` at their full size, inside shares of their peak, with the costs of `--cost
 model`. Printed, per step from the fifth on: the allocator's flushes and refusals, waits for a stream (only on
-the stand-in), searches for neighbours to evict, with the processor's µs for each where they take least,
-evictions, rematerializations, operators of backward passes that are only counted, whether these are the same
-in all of these steps, how long the processor takes for the fastest step and for a plain one, and how many
-times as long. Operators of backward passes are counted as in a session with measured costs; --full: they are
-not.
+the stand-in), searches for neighbours to evict, with the processor's µs for each, evictions,
+rematerializations, operators of backward passes that are only counted, whether these are the same in all of
+these steps, how long the processor takes for the fastest step and for a plain one, and how many times as
+long. Operators of backward passes are counted as in a session with measured costs; --full: they are not.
 
     python -m tests.hollow --idle python -m tests.bench.gpu_steps unet --share 0.7 0.5
 """
@@ -102,7 +101,7 @@ def inside(step: Callable[[], Any], budget: int, steps: int, full: bool, plain: 
         return [f"needs {error.least_budget_bytes / 1e9:.1f} GB"] + ["–"] * 11
     steady = found[FIRST - 1 :]
     columns = [[step[place] for step in steady] for place in range(len(found[0]))]
-    each = min((1e-3 * step[4] / step[3] for step in steady if step[3]), default=0)
+    each = 1e-3 * sum(columns[4]) / max(sum(columns[3]), 1)
     alike = all(one[5:] == steady[0][5:] for one in steady)
     shown = [span(one) for one in columns]
     shown[4] = f"{each:.0f}"

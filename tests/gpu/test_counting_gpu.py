@@ -60,10 +60,11 @@ class Residual(nn.Module):
         return self.head(h.mean((2, 3)))
 
 
-def training(make, autocast=False, prefetch=False):
+def training(make, autocast=False, prefetch=False, twice=False):
     """Return a function that trains for a step, and what it leaves behind.
 
     Its argument is called before weights change. prefetch: the next batch comes on another stream.
+    twice: the graph is kept for a second backward pass.
     """
     torch.manual_seed(3)
     net, kept = make().to(DEVICE), []
@@ -92,6 +93,8 @@ def training(make, autocast=False, prefetch=False):
         optimizer.zero_grad()
         with torch.autocast(DEVICE, torch.float16, enabled=autocast):
             loss = F.cross_entropy(net(batch()).float(), torch.arange(ROWS, device=DEVICE) % 10)
+        if twice:
+            scaler.scale(loss).backward(retain_graph=True)
         scaler.scale(loss).backward()
         before_update()
         scaler.unscale_(optimizer)
@@ -111,18 +114,14 @@ PROGRAMS = {
     "cells, prefetched": (0.7, Cells, {"prefetch": True}),
     "layers": (0.5, Layers, {}),
     "residual": (0.5, Residual, {}),
+    "residual, twice": (0.5, Residual, {"twice": True}),
     "layers, fp16": (0.7, Layers, {"autocast": True}),
 }
 """With the share of their peak."""
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_same_bits_if_backward_passes_are_only_counted(name):
-    share, make, options = PROGRAMS[name]
-    step, left = training(make, **options)
-    for _ in range(STEPS):
-        step()
-    plain = left()
+def budget_of(share, make, options):
+    """Return a budget with room for this share of what the program's tensors take."""
     with dtrrun.budget(None, device=DEVICE) as session:
         step, _ = training(make, **options)
         step(), step()
@@ -133,6 +132,20 @@ def test_the_same_bits_if_backward_passes_are_only_counted(name):
     size = budget_for(int(report["peak_bytes"] * share), beside)
     forget()
     peak()
+    return size
+
+
+def plain(steps, make, options):
+    step, left = training(make, **options)
+    for _ in range(steps):
+        step()
+    return left()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_bits_if_backward_passes_are_only_counted(name):
+    share, make, options = PROGRAMS[name]
+    expected, size = plain(STEPS, make, options), budget_of(share, make, options)
     counts, evictions = [], []
     with dtrrun.budget(size, device=DEVICE, heuristic="h_dtr_eq") as session:
         step, left = training(make, **options)
@@ -150,4 +163,19 @@ def test_the_same_bits_if_backward_passes_are_only_counted(name):
     assert max(counts) > 400
     assert evictions[-1] > evictions[3]  # also while operators are only counted
     assert report["rematerializations"] > 0
-    assert all(map(torch.equal, plain, left()))
+    assert all(map(torch.equal, expected, left()))
+
+
+def test_all_are_only_counted_if_the_last_steps_have_taken_at_most_half_of_the_budget():
+    expected, size = plain(20, Layers, {}), budget_of(2.8, Layers, {})
+    counting = []
+    with dtrrun.budget(size, device=DEVICE) as session:
+        step, left = training(Layers)
+        for _ in range(20):
+            step()
+            counting.append(session.ledger.counting)
+        assert session.report()["evictions"] == 0
+        assert peak() <= size
+    assert not any(counting[:15])
+    assert all(counting[17:])
+    assert all(map(torch.equal, expected, left()))
