@@ -131,20 +131,14 @@ def _sampler(
     """Return the sampler that queries the driver; a null context on the CPU."""
     if not options.device.startswith("cuda"):
         return nullcontext()
-    alert = tell
-    if settings.quiet:
-        tell = _nothing
-    return Sampler(str(settings.record_dir), settings.budget_bytes, options.on_violation, tell, alert)
+    notice = (lambda _: None) if settings.quiet else tell
+    return Sampler(str(settings.record_dir), settings.budget_bytes, options.on_violation, notice, tell)
 
 
 def _timeline(options: Options, folder: str) -> AbstractContextManager[Timeline | None]:
     """Return the timeline of the run; a null context if no output needs it."""
     wanted = options.json, options.html, options.trace
     return nullcontext() if wanted == (None, None, None) else Timeline(folder)
-
-
-def _nothing(text: str) -> None:
-    pass
 
 
 def _run(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 from dtrrun.launch.errors import NOT_EXECUTABLE, NOT_FOUND, LaunchError
+from dtrrun.launch.torch_build import origin_of
 
 ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -37,7 +36,7 @@ def choose(wanted: str | None, environ: Mapping[str, str] = os.environ, called: 
                 ours = ours or not others
             elif os.access(python, os.X_OK):
                 others.append(python)
-    torch_is_here = _torch_is_here()
+    torch_is_here = bool(origin_of(sys.executable))
     if ours and torch_is_here:
         return sys.executable
     if others and not ours:
@@ -45,7 +44,7 @@ def choose(wanted: str | None, environ: Mapping[str, str] = os.environ, called: 
     found = (shutil.which(name, path=environ.get("PATH")) for name in ("python", "python3"))
     others += [python for python in found if python and not _is_ours(python)]
     for python in others:
-        if _has_torch(python):
+        if origin_of(python):
             return python
     return others[0] if others and not (ours or torch_is_here) else sys.executable
 
@@ -82,27 +81,3 @@ def _is_ours(python: str) -> bool:
     return _same(os.path.dirname(os.path.abspath(python)), os.path.dirname(sys.executable)) and (
         os.path.realpath(python) == os.path.realpath(sys.executable)
     )
-
-
-def _torch_is_here() -> bool:
-    """Return whether torch can be found by our own interpreter, without importing it."""
-    try:
-        spec = find_spec("torch")
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.origin is not None
-
-
-def _has_torch(python: str) -> bool:
-    """Return whether torch can be found there, without importing it."""
-    # Exclude the current folder, not on the path of a script elsewhere. A namespace package does not count.
-    code = (
-        "import sys; sys.path = [folder for folder in sys.path if folder]; "
-        "from importlib.util import find_spec; spec = find_spec('torch'); "
-        "sys.exit(spec is None or spec.origin is None)"
-    )
-    try:
-        done = subprocess.run([python, "-c", code], capture_output=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -22,16 +22,8 @@ def watched(settings: RuntimeSettings, folder: str, nvml: Any = None) -> Iterato
     that adds the figures to the records.
     """
     if not resolve(settings.device, nvml=nvml).startswith("cuda"):
-        yield _as_they_are
+        yield lambda snapshots: snapshots
         return
-    with Sampler(folder, settings.budget_bytes, "warn", _nothing, _nothing, nvml) as sampler:
-        sampler.started(_nothing)
+    with Sampler(folder, settings.budget_bytes, "warn", lambda _: None, lambda _: None, nvml) as sampler:
+        sampler.started(lambda _: None)
         yield sampler.shown
-
-
-def _as_they_are(snapshots: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    return snapshots
-
-
-def _nothing(_: Any) -> None:
-    pass

@@ -48,10 +48,6 @@ class OutOfPatience(Exception):
     """Raised when the time limit would be exceeded."""
 
 
-def _nothing(study: Study) -> None:
-    """The default for `attend`."""
-
-
 @dataclass
 class Study:
     """What is known about a program so far.
@@ -69,7 +65,7 @@ class Study:
     limit: float = 3.0
     checks: int = 4
     max_slowdown: float | None = None
-    attend: Callable[[Study], None] = _nothing
+    attend: Callable[[Study], None] = lambda _: None
 
     now: str = ""
     """The current activity."""

@@ -17,10 +17,6 @@ MARGIN_PERCENT = 5
 """A value is certain if it also works in a budget that is smaller by this much: a step may need more."""
 
 
-def _nothing(variation: Variation) -> None:
-    """The default for `attend`."""
-
-
 @dataclass
 class Variation:
     """The attempts so far. `command` and `settings`, including the budget, apply to all runs."""
@@ -31,7 +27,7 @@ class Variation:
     low: int
     high: int
     limit: float
-    attend: Callable[[Variation], None] = _nothing
+    attend: Callable[[Variation], None] = lambda _: None
 
     now: str = ""
     left: float | None = None

@@ -6,9 +6,12 @@ import sys
 
 import pytest
 
-from dtrrun.launch import interpreter
+from dtrrun.launch import torch_build
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.interpreter import choose
+
+
+WITH_TORCH = "#!/bin/sh\necho /lib/torch/__init__.py\n"
 
 
 def program(path, text="#!/bin/sh\nexit 1\n"):
@@ -62,19 +65,18 @@ def test_our_own_environment_when_it_is_the_active_one(tmp_path, on_path):
 
 
 @pytest.mark.parametrize("name", ["python", "python3"])
-@pytest.mark.parametrize(("has_torch", "status"), [(True, 0), (False, 1)])
-def test_python_on_path_if_it_has_torch(tmp_path, on_path, name, has_torch, status):
-    system = program(tmp_path / "system" / name, f"#!/bin/sh\nexit {status}\n")
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_python_on_path_if_it_has_torch(tmp_path, on_path, name, has_torch):
+    system = program(tmp_path / "system" / name, *([WITH_TORCH] if has_torch else []))
     assert choose(None, environ(tmp_path), on_path) == (system if has_torch else sys.executable)
 
 
 @pytest.fixture
 def without_torch(monkeypatch):
     """dtrrun's own interpreter lacks torch, as after `pip install dtrrun` in a separate environment."""
-    monkeypatch.setattr(interpreter, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch_build, "find_spec", lambda name: None)
 
 
-WITH_TORCH = "#!/bin/sh\nexit 0\n"
 CALLED = {"by its path": "/own/bin/dtrrun", "active": None}
 
 
@@ -109,10 +111,10 @@ def test_a_folder_called_torch_is_no_torch(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (tmp_path / "torch").mkdir()
     importlib.invalidate_caches()
-    assert not interpreter._torch_is_here()
+    assert not torch_build.origin_of(sys.executable)
     (tmp_path / "torch" / "__init__.py").touch()
     importlib.invalidate_caches()
-    assert interpreter._torch_is_here()
+    assert torch_build.origin_of(sys.executable)
 
 
 def test_our_own_where_there_is_nothing_else(tmp_path, on_path):
