@@ -74,7 +74,7 @@ def _within(item: pytest.Item, marker: pytest.Mark) -> Generator[None, Any, Any]
 
 
 def _when(found: dict[str, Any]) -> str:
-    place = " ".join(part for part in (found["operator"], found["module"], found["line"]) if part)
+    place = " ".join(filter(None, (found["operator"], found["module"], found["line"])))
     return f"in the {found['phase']} pass, after {place}"
 
 

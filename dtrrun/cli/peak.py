@@ -93,8 +93,6 @@ class _Run:
         return self.seen
 
     def _finish(self, status: int, left: Sequence[Snapshot]) -> int:
-        told = [one.tables.get("holds") for one in left]
-        self.most_bytes = max(
-            (int(one.get("most_bytes") or 0) for one in told if isinstance(one, dict)), default=0
-        )
+        told = [one.values("holds") or {} for one in left]
+        self.most_bytes = max((int(one.get("most_bytes") or 0) for one in told), default=0)
         return status

@@ -25,6 +25,20 @@ from typing import Any
 NAME = "libnvidia-ml.so.1"
 TOO_SMALL, FUNCTION_NOT_FOUND = 7, 13  # NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_FUNCTION_NOT_FOUND
 TEXT_BYTES = 96  # the longest of NVML's buffers: names, UUIDs, versions
+TEXTS = {
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetUUID",
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetNVMLVersion",
+}
+NUMBERS = {
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetComputeMode",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlSystemGetCudaDriverVersion_v2",
+}
+"""Functions by what they return."""
 
 
 class NVMLError(Exception):
@@ -79,46 +93,19 @@ class Library:
     def nvmlShutdown(self) -> None:
         self._call("nvmlShutdown")
 
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return self._text("nvmlSystemGetDriverVersion")
-
-    def nvmlSystemGetNVMLVersion(self) -> str:
-        return self._text("nvmlSystemGetNVMLVersion")
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return self._number("nvmlSystemGetCudaDriverVersion_v2")
-
     def nvmlDeviceGetCount(self) -> int:
         return self._number("nvmlDeviceGetCount_v2")
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> c_void_p:
         return self._handle("nvmlDeviceGetHandleByIndex_v2", c_uint(index))
 
-    def nvmlDeviceGetName(self, handle: c_void_p) -> str:
-        return self._text("nvmlDeviceGetName", handle)
-
-    def nvmlDeviceGetUUID(self, handle: c_void_p) -> str:
-        return self._text("nvmlDeviceGetUUID", handle)
-
-    def nvmlDeviceGetComputeMode(self, handle: c_void_p) -> int:
-        return self._number("nvmlDeviceGetComputeMode", handle)
-
     def nvmlDeviceGetMigMode(self, handle: c_void_p) -> list[int]:
         now, later = c_uint(), c_uint()
         self._call("nvmlDeviceGetMigMode", handle, byref(now), byref(later))
         return [now.value, later.value]
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: c_void_p) -> int:
-        return self._number("nvmlDeviceGetMaxMigDeviceCount", handle)
-
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: c_void_p, place: int) -> c_void_p:
         return self._handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, c_uint(place))
-
-    def nvmlDeviceGetGpuInstanceId(self, handle: c_void_p) -> int:
-        return self._number("nvmlDeviceGetGpuInstanceId", handle)
-
-    def nvmlDeviceGetComputeInstanceId(self, handle: c_void_p) -> int:
-        return self._number("nvmlDeviceGetComputeInstanceId", handle)
 
     def nvmlDeviceGetMemoryInfo(self, handle: c_void_p, version: int | None = None) -> Memory | Memory_v2:
         if version is None:
@@ -129,8 +116,12 @@ class Library:
         self._call("nvmlDeviceGetMemoryInfo_v2", handle, byref(newer))
         return newer
 
-    def __getattr__(self, name: str) -> Callable[[c_void_p], list[ProcessInfo]]:
-        """Return `nvmlDeviceGetComputeRunningProcesses_v3` and the like."""
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a function that takes a handle at most, and has one result."""
+        if name in TEXTS:
+            return partial(self._text, name)
+        if name in NUMBERS:
+            return partial(self._number, name)
         if name.endswith(("RunningProcesses_v2", "RunningProcesses_v3")):
             return partial(self._processes, name)
         raise AttributeError(name)

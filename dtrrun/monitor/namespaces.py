@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from dtrrun.telemetry.record import exists
+
 PROC = Path("/proc")
 
 
@@ -37,22 +39,12 @@ def listed_here(pids: Iterable[int]) -> bool:
 
     A driver that lists the host's processes by the host's ids lists at least one id that is not in use here.
     """
-    return all(map(_is_used, pids))
-
-
-def _is_used(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)  # /proc may hide what belongs to other users
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+    return all(map(exists, pids))
 
 
 def is_running(pid: int, proc: Path = PROC) -> bool:
     """Return whether process `pid` exists and is not a zombie, whose memory is already freed."""
-    return _is_used(pid) and not _field(pid, "State:", proc).startswith("Z")
+    return exists(pid) and not _field(pid, "State:", proc).startswith("Z")
 
 
 def _ids(pid: int, proc: Path) -> list[int]:

@@ -102,8 +102,8 @@ def judged(ended: Captured, snapshots: Sequence[Snapshot], marks: Marks = NO_MAR
     """Return the result of a run according to its records and marks."""
     outcome = judge(ended.returncode, snapshots, marks)
     trained = [snapshot for snapshot in snapshots if snapshot.counters["steps"]]
-    steps = [_steps(snapshot.tables.get("latest_steps")) for snapshot in trained]
-    errors = [error for one in snapshots if isinstance(error := one.tables.get("error"), dict)]
+    steps = [tuple(map(_step, snapshot.rows("latest_steps"))) for snapshot in trained]
+    errors = [error for one in snapshots if (error := one.values("error")) is not None]
     least = max((int(error.get("least_budget_bytes") or 0) for error in errors), default=0)
     return Trial(
         _status(ended, snapshots, bool(errors)),
@@ -139,14 +139,9 @@ def _status(ended: Captured, snapshots: Sequence[Snapshot], too_small: bool) -> 
         return TOO_SMALL
     if ended.returncode == 0:
         return OK
-    warnings = [row for one in snapshots for row in one.tables.get("warnings") or [] if isinstance(row, dict)]
+    warnings = (row for one in snapshots for row in one.rows("warnings"))
     stopped = any("(--on-thrash stop)" in str(row.get("text")) for row in warnings)
     return THRASH if stopped else FAILED
-
-
-def _steps(table: Any) -> tuple[MeasuredStep, ...]:
-    rows = [row for row in table if isinstance(row, dict)] if isinstance(table, list) else []
-    return tuple(map(_step, rows))
 
 
 def _step(row: Mapping[str, Any]) -> MeasuredStep:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
@@ -16,7 +15,7 @@ from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.advice import advice_of
 from dtrrun.telemetry.driver import PER_PROCESS
-from dtrrun.telemetry.record import Snapshot, read_all
+from dtrrun.telemetry.record import Snapshot, by_rank, read_all
 from dtrrun.telemetry.state import State, read_state
 
 REPEATABLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -51,7 +50,7 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        return [row["text"] for snapshot in self.snapshots for row in _rows(snapshot, "warnings")]
+        return [row["text"] for snapshot in self.snapshots for row in snapshot.rows("warnings")]
 
     def count(self, name: str) -> int:
         return sum(snapshot.counters[name] for snapshot in self.snapshots)
@@ -59,7 +58,7 @@ class Run:
     @property
     def step_seconds(self) -> float | None:
         """Return the median of the steps after the first, for the slowest process."""
-        steps = (_rows(snapshot, "latest_steps") for snapshot in self.snapshots)
+        steps = (snapshot.rows("latest_steps") for snapshot in self.snapshots)
         walls = ([row["wall_ns"] / 1e9 for row in rows if row["index"] > 1] for rows in steps)
         return max(map(median, filter(None, walls)), default=None)
 
@@ -73,11 +72,6 @@ def _peak(snapshot: Snapshot) -> int:
     return max(counters["footprint_peak_bytes"], shown)
 
 
-def _rows(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
-    table = snapshot.tables.get(name)
-    return table if isinstance(table, list) else []
-
-
 def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float) -> Run:
     """Run `command` under `settings` for at most `patience` seconds. Raises LaunchError."""
     with records_folder() as folder, watched(settings, folder) as shown:
@@ -85,7 +79,7 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
         if settings.manual_seed is not None:
             environment = REPEATABLE | {"PYTHONHASHSEED": str(settings.manual_seed)} | environment
         ended = run_captured(command, environment, patience)
-        snapshots = sorted(shown(read_all(folder)), key=lambda one: _rank(one.meta.get("rank")))
+        snapshots = sorted(shown(read_all(folder)), key=lambda one: by_rank(one.meta.get("rank")))
         outcome = judge(ended.returncode, snapshots, read_marks(Path(folder)))
         told = (read_state(folder, one.pid) for one in snapshots)
         states = tuple(one for one in told if one is not None)
@@ -104,9 +98,5 @@ def run_once(settings: RuntimeSettings, command: Sequence[str], patience: float)
 
 def _too_small(snapshot: Snapshot) -> str | None:
     """Return how much an operator would have needed that the budget cannot hold."""
-    error = snapshot.tables.get("error")
-    return advice_of(error) if isinstance(error, dict) else None
-
-
-def _rank(rank: Any) -> int:
-    return rank if isinstance(rank, int) else 0
+    error = snapshot.values("error")
+    return None if error is None else advice_of(error)

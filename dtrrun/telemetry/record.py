@@ -24,6 +24,7 @@ import zlib
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from dtrrun.telemetry.driver import DriverUse
@@ -130,6 +131,21 @@ class Snapshot:
     """When it was read, on the monotonic clock: two snapshots give a rate."""
     driver: DriverUse | None = None
     """What the driver shows for the process. Not in the record: the launcher adds it."""
+
+    def values(self, name: str) -> dict[str, Any] | None:
+        """Return a published table of values by name; None if there is none."""
+        found = self.tables.get(name)
+        return found if isinstance(found, dict) else None
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of a published table, which may have been truncated."""
+        found = self.tables.get(name)
+        return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def by_rank(rank: Any) -> float:
+    """Return the place of a process of this rank among others: those without a rank come last."""
+    return rank if isinstance(rank, int) else inf
 
 
 def read_all(directory: str, tables: bool = True) -> list[Snapshot]:
@@ -247,7 +263,7 @@ def _read(path: str, with_tables: bool) -> Snapshot | None:
         tables=tables,
         ended=bool(status),
         status=status,
-        alive=_exists(about["pid"]),
+        alive=exists(about["pid"]),
         read_ns=time.monotonic_ns(),
     )
 
@@ -285,13 +301,14 @@ def _read_block(descriptor: int, index: int) -> tuple[int, dict[str, Any]] | Non
     return (sequence, value) if isinstance(value, dict) else None
 
 
-def _exists(pid: int) -> bool:
+def exists(pid: int) -> bool:
+    """Return whether there is a process with this id."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # /proc may hide what belongs to other users
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
-        return True
+    except (OSError, OverflowError):
+        pass
     return True
 
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import RenderableType
-from rich.rule import Rule
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
 from dtrrun.views import markdown
-from dtrrun.views.panels import columns_table, console_for, print_to
-from dtrrun.views.text import duration, longest_seconds, plain, words_of
+from dtrrun.views.panels import columns_table, console_for, heading, print_to
+from dtrrun.views.text import duration, longest_seconds, plain, times_as_long, words_of
 
 MOST = 8
 """Maximum rows of operators."""
@@ -53,8 +52,7 @@ def growth(before: Report, after: Report) -> float:
 
 def print_comparison(before: Report, after: Report, stream: TextIO, *, width: int | None = None) -> None:
     console = console_for(stream, width)
-    title = Rule("dtrrun compare", style="dim", align="left", characters="─")
-    print_to(stream, console, title, *_parts(compared(before, after), console.width))
+    print_to(stream, console, heading("dtrrun compare"), *_parts(compared(before, after), console.width))
 
 
 def as_markdown(before: Report, after: Report) -> str:
@@ -98,16 +96,12 @@ def _count(value: Any) -> str:
     return f"{value:,}"
 
 
-def _slowdown(value: Any) -> str:
-    return f"{value:.2f} ×"
-
-
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("peak", "peak_bytes", format_size),
     ("driver's peak", "driver_peak_bytes", format_size),
     ("process", "process_peak_bytes", format_size),
     ("budget", "budget_bytes", format_size),
-    ("slowdown", "step_slowdown_estimate", _slowdown),
+    ("slowdown", "step_slowdown_estimate", times_as_long),
     ("evictions", "evictions", _count),
     ("evicted", "evicted_bytes", format_size),
     ("rematerializations", "rematerializations", _count),

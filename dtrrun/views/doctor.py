@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.panels import columns_table, console_for, fitting, print_to
+from dtrrun.views.panels import columns_table, console_for, facts_table, fitting, print_to
 from dtrrun.views.text import SOURCE, plain, times
 
 WIDTHS = ((40, 60), (40, 12), (20, 12), (20, 0))
@@ -64,12 +64,7 @@ def _facts(report: dict[str, Any]) -> Table:
         rows["source"] = f"{report['source']} ({SOURCE[report['source']]}): {shown} for that test"
     for name, value in report["environment"].items():
         rows[name] = repr(value)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in rows.items():
-        table.add_row(label, Text(plain(value, 400)))
-    return table
+    return facts_table({label: plain(value, 400) for label, value in rows.items()}, "fold")
 
 
 def _built(torch: dict[str, Any]) -> str:

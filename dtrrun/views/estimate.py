@@ -6,12 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.panels import console_for, print_to
+from dtrrun.views.panels import console_for, facts_table, heading, print_to
 from dtrrun.views.text import duration, for_encoding, plain, times
 
 STYLES = {"fits": "green", "tight": "yellow", "budget": "yellow", "no": "red"}
@@ -20,20 +18,14 @@ STYLES = {"fits": "green", "tight": "yellow", "budget": "yellow", "no": "red"}
 def print_estimate(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write a `result` (docs/estimate.md) to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in rows_of(result).items():
-        style = STYLES[result["verdict"]] if label == "verdict" else ""
-        table.add_row("" if label == "verdict" else label, Text(value, style=style))
-    print_to(stream, console, Rule("dtrrun estimate", style="dim", align="left", characters="─"), table)
+    print_to(stream, console, heading("dtrrun estimate"), facts_table(rows_of(result), "fold"))
     if words := result.get("run"):
         stream.write(for_encoding(f"\n{plain(shlex.join(words), 2000)}\n", stream.encoding))
     stream.flush()
 
 
-def rows_of(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the table as text, by label."""
+def rows_of(result: Mapping[str, Any]) -> dict[str, str | Text]:
+    """Return the table by label."""
     room, needs = result["gpu_bytes"], result["needs_bytes"]
     workspaces = result["allocated_bytes"] - result["tensors_bytes"]
     rest = result["segments_bytes"] - result["allocated_bytes"]
@@ -41,10 +33,10 @@ def rows_of(result: Mapping[str, Any]) -> dict[str, str]:
     parts += [f"{format_size(workspaces)} workspaces"] if workspaces else []
     parts += [f"{format_size(rest)} unused parts of segments"]
     parts += [f"about {format_size(result['context_bytes'])} CUDA itself"]
-    rows = {
+    rows: dict[str, str | Text] = {
         "GPU": f"{plain(result['gpu'], 40)}: {format_size(room)} for programs",
         "needs": f"{format_size(needs)}: {', '.join(parts)}",
-        "verdict": _verdict(result),
+        "": Text(_verdict(result), style=STYLES[result["verdict"]]),
         "stays": f"{format_size(result['state_bytes'])} between steps",
     }
     if (least := result["least_budget_bytes"]) is not None:

@@ -36,7 +36,7 @@ def waited(snapshots: Iterable[Snapshot]) -> dict[int, float]:
     worlds: dict[str, dict[int, dict[int, tuple[int, int]]]] = {}
     for one in snapshots:
         if world := one.meta.get("world"):
-            rows = (row for row in table([one], "latest_steps") if row.get("index", 0) > 1)
+            rows = (row for row in one.rows("latest_steps") if row.get("index", 0) > 1)
             worlds.setdefault(world, {})[one.pid] = {row["index"]: _times(row) for row in rows}
     found = {}
     for ranks in worlds.values():
@@ -68,7 +68,7 @@ def other_gpus(snapshot: Snapshot) -> list[dict[str, int]]:
     """Return the figures of the GPUs that a process uses besides the first."""
     return [
         {name: int(row.get(counter) or 0) for name, counter in OF_GPU.items()}
-        for row in table([snapshot], "other_devices")
+        for row in snapshot.rows("other_devices")
     ]
 
 
@@ -157,7 +157,7 @@ def merged_places(rows: Iterable[Row]) -> list[Row]:
 
 def table(snapshots: Iterable[Snapshot], name: str) -> list[Row]:
     """Return one published table, concatenating the rows of all processes."""
-    return [row for snapshot in snapshots for row in snapshot.tables.get(name) or [] if isinstance(row, dict)]
+    return [row for snapshot in snapshots for row in snapshot.rows(name)]
 
 
 def operators(snapshots: Iterable[Snapshot]) -> list[Row]:

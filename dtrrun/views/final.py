@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from typing import Any, TextIO
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.fields import PARTS
-from dtrrun.telemetry.record import TOO_SMALL
+from dtrrun.telemetry.record import TOO_SMALL, by_rank
 from dtrrun.views.figures import too_few
 from dtrrun.views.holding import sections
 from dtrrun.views.panels import (
     breakdown_table,
     columns_table,
     console_for,
+    facts_table,
     fitting,
+    heading,
     operators_table,
     places_table,
     print_to,
@@ -71,8 +71,7 @@ def print_final(report: dict[str, Any], stream: TextIO, *, width: int | None = N
     if not report["processes"]:
         return
     console = console_for(stream, width)
-    title = Rule("dtrrun", style="dim", align="left", characters="─")
-    print_to(stream, console, title, *_sections(report, console.width))
+    print_to(stream, console, heading("dtrrun"), *_sections(report, console.width))
 
 
 def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
@@ -90,7 +89,7 @@ def _sections(report: dict[str, Any], width: int) -> Iterator[RenderableType]:
         yield from sections(report["holds"], width)
     if len(report["processes"]) > 1:
         yield ""
-        yield _processes(sorted(report["processes"], key=_rank), width)
+        yield _processes(sorted(report["processes"], key=lambda one: by_rank(one["rank"])), width)
     if report["verify"]["mismatches"]:
         yield ""
         yield _mismatches(report["verify"])
@@ -167,13 +166,10 @@ def _summary(report: dict[str, Any]) -> Table:
         rows["processes"] = extremes(report)
     if report["exit_code"]:
         rows["exit status"] = str(report["exit_code"])
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, value in rows.items():
-        bad = label in ("over budget", "violations") or (label == "verify" and verify["mismatches"])
-        table.add_row(label, Text(value, style="red" if bad else ""))
-    return table
+    bad = {"over budget", "violations", *(["verify"] if verify["mismatches"] else [])}
+    return facts_table(
+        {label: Text(value, style="red" if label in bad else "") for label, value in rows.items()}
+    )
 
 
 def _other_gpus(report: dict[str, Any]) -> dict[int, tuple[int, int]]:
@@ -215,11 +211,6 @@ def _processes(processes: list[dict[str, Any]], width: int) -> RenderableType:
     table = fitting(width, *tables)
     left = len(processes) - 2 * MOST
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
-
-
-def _rank(process: dict[str, Any]) -> float:
-    """Return the place of a process in a table: by rank, and those without one last."""
-    return process["rank"] if isinstance(process["rank"], int) else inf
 
 
 def _table(rows: list[dict[str, str | Text]], names: list[str]) -> Table:

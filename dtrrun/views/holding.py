@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 from rich.console import RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
 from dtrrun.telemetry import holding as words
-from dtrrun.views.panels import console_for, print_to
+from dtrrun.views.panels import console_for, heading, print_to
 from dtrrun.views.text import duration, plain, share, times
 
 MODULES, VARIABLES = 8, 6
@@ -32,8 +31,7 @@ Row = Mapping[str, Any]
 def print_peak(report: dict[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write what holds the peak of a run to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
-    title = Rule("dtrrun peak", style="dim", align="left", characters="─")
-    print_to(stream, console, title, *sections(report["holds"], console.width))
+    print_to(stream, console, heading("dtrrun peak"), *sections(report["holds"], console.width))
 
 
 def sections(holds: Row | None, width: int) -> Iterator[RenderableType]:
@@ -60,11 +58,11 @@ def sections(holds: Row | None, width: int) -> Iterator[RenderableType]:
 
 def headline(holds: Row) -> str:
     """`peak 420 MB  step 3, backward, GPT train.py:64`."""
-    place = " ".join(part for part in (plain(holds["module"], 60), line_of(holds["line"])) if part)
+    place = " ".join(filter(None, (plain(holds["module"], 60), line_of(holds["line"]))))
     operator = plain(holds["operator"], 60)
     rank = "" if holds.get("rank") is None else f"rank {plain(holds['rank'], 8)}"
     where = [rank, f"step {holds['step']:,}", plain(holds["phase"], 20), place, operator]
-    said = f"peak {format_size(holds['bytes'])}  {', '.join(one for one in where if one)}"
+    said = f"peak {format_size(holds['bytes'])}  {', '.join(filter(None, where))}"
     if holds["step_bytes"] > 1.005 * holds["bytes"]:
         said += f"  (that step's own peak was {format_size(holds['step_bytes'])})"
     return said
@@ -150,7 +148,7 @@ def remarks(holds: Row) -> Iterator[str]:
     """Yield what one operator holds alone, and what can be had without dtrrun."""
     peak = int(holds["bytes"])
     if (one := holds["largest"]) is not None:
-        place = " ".join(part for part in (plain(one["module"], 60), line_of(one["line"])) if part)
+        place = " ".join(filter(None, (plain(one["module"], 60), line_of(one["line"]))))
         size = f"{format_size(one['bytes'])} ({share(one['bytes'], peak)})"
         if one["logits"]:
             rows, columns = one["logits"]

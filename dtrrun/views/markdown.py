@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dtrrun.sizes import format_size, format_size_up
-from dtrrun.views.text import duration, plain
+from dtrrun.views.text import duration, plain, times_as_long
 
 ESCAPES = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "`": "'", "*": "\\*", "_": "\\_", "[": "\\["})
 
@@ -49,7 +49,12 @@ def of_profile(result: Mapping[str, Any]) -> str:
     head = f"### dtrrun profile: {escaped(' '.join(result['target']))}\n\n"
     if "vary" in result:
         rows = [
-            (f"{row['value']:,}", format_size(row["peak_bytes"]), _times(row["slowdown"]), row["status"])
+            (
+                f"{row['value']:,}",
+                format_size(row["peak_bytes"]),
+                times_as_long(row["slowdown"]),
+                row["status"],
+            )
             for row in result["values"]
         ]
         largest = "none fits" if result["largest"] is None else f"the largest is {result['largest']:,}"
@@ -67,14 +72,10 @@ def of_profile(result: Mapping[str, Any]) -> str:
     points = [
         (
             format_size(point["budget_bytes"]),
-            _times(point["predicted"]["slowdown"]),
-            _times(point["measured"]["slowdown"] if point["measured"] else None),
+            times_as_long(point["predicted"]["slowdown"]),
+            times_as_long(point["measured"]["slowdown"] if point["measured"] else None),
             (point["measured"] or point["predicted"])["status"],
         )
         for point in result["points"]
     ]
     return head + table(("", ""), facts) + "\n" + table(("budget", "predicted", "measured", "status"), points)
-
-
-def _times(slowdown: float | None) -> str:
-    return "–" if slowdown is None else f"{slowdown:.2f} ×"

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtrrun.telemetry.driver import SOURCES
 from dtrrun.telemetry.fields import PARTS
+from dtrrun.telemetry.record import by_rank
 from dtrrun.views.figures import least_bytes_of, merged, merged_pinned, merged_places, slowdown, too_few
 from dtrrun.views.report import COMPILED_COUNTS, HOST_COUNTS, NATIVE_COUNTS
 
@@ -95,7 +96,7 @@ def _processes(reports: Mapping[str, Report]) -> list[Report]:
         process | {"report": name if process["rank"] is None or ranks[process["rank"]] > 1 else None}
         for name, process in every
     ]
-    return sorted(found, key=lambda one: (one["rank"] is None, one["rank"] or 0))
+    return sorted(found, key=lambda one: by_rank(one["rank"]))
 
 
 def _timeline(found: Sequence[Report]) -> Report | None:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, OverflowMethod, RenderableType
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -57,6 +58,21 @@ def print_to(stream: TextIO, console: Console, *parts: RenderableType) -> None:
     text = "\n".join(line.rstrip() for line in capture.get().splitlines())
     stream.write(for_encoding(text + "\n", stream.encoding))
     stream.flush()
+
+
+def heading(command: str) -> Rule:
+    """Return the line above the tables of a command."""
+    return Rule(command, style="dim", align="left", characters="─")
+
+
+def facts_table(facts: Mapping[str, str | Text], overflow: OverflowMethod = "ellipsis") -> Table:
+    """Return a table of facts by label. overflow: of words that are longer than a line."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow=overflow)
+    for label, fact in facts.items():
+        table.add_row(label, Text(fact) if isinstance(fact, str) else fact)
+    return table
 
 
 def columns_table(*labels: str) -> Table:
@@ -152,7 +168,7 @@ def places_table(rows: Sequence[Row], count: int, width: int) -> Table:
     table = columns_table("called from", "times", "cost")
     for row in rows[:count]:
         module, line = plain(row.get("module") or "", 60), plain(os.path.basename(row.get("line") or ""), 40)
-        place = " ".join(part for part in (module, line, plain(row.get("name"), 40)) if part)
+        place = " ".join(filter(None, (module, line, plain(row.get("name"), 40))))
         cells = f"{row.get('rematerializations') or 0:,}", duration(row.get("seconds") or 0)
         table.add_row(Text(plain(place, width - 18)), *cells)
     return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
-from dtrrun.telemetry.record import Snapshot
+from dtrrun.telemetry.record import Snapshot, by_rank
 from dtrrun.telemetry.times import breakdown
 from dtrrun.views.figures import operators, other_gpus, step_slowdown, table, total
 from dtrrun.views.panels import (
@@ -30,7 +29,7 @@ from dtrrun.views.panels import (
     rematerialized,
 )
 from dtrrun.views.rates import Rates
-from dtrrun.views.text import SOURCE, duration, plain, rate, times
+from dtrrun.views.text import SOURCE, duration, plain, rate, times, times_as_long
 
 LEFT, GAP, RIGHT = 76, 2, 42
 """Columns of the two halves, if the terminal is wide enough to show the operators on the right."""
@@ -43,14 +42,8 @@ SHORT = ("evictions", "remat.")
 
 def running(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Return the processes to show, by rank: the running ones, or the last one if none is running."""
-    return by_rank([s for s in snapshots if s.alive and not s.ended]) or list(snapshots[-1:])
-
-
-def by_rank(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return processes by rank, and those without one last."""
-    ranks = [one.meta.get("rank") for one in snapshots]
-    order = [rank if isinstance(rank, int) else inf for rank in ranks]
-    return [one for _, one in sorted(zip(order, snapshots, strict=True), key=lambda pair: pair[0])]
+    found = [one for one in snapshots if one.alive and not one.ended]
+    return sorted(found, key=lambda one: by_rank(one.meta.get("rank"))) or list(snapshots[-1:])
 
 
 def line(snapshot: Snapshot, rates: Rates) -> str:
@@ -113,8 +106,7 @@ def picture(
     used = 4 + (shown[0].driver is not None) + len(other_gpus(shown[0])) if one else 3 + min(len(shown), most)
 
     times_of = [("in all", breakdown(total(shown)))]
-    step = shown[0].tables.get("step")
-    if one and isinstance(step, dict):
+    if one and (step := shown[0].values("step")) is not None:
         times_of.insert(0, ("last step", breakdown(step)))
     times_of = times_of[-max(1, room - used - 1) :]
     if used + 1 + len(times_of) <= room:
@@ -150,13 +142,8 @@ def _title(shown: Sequence[Snapshot], settings: RuntimeSettings, rates: Rates, c
 
 def _changed(snapshot: Snapshot) -> str:
     """Return when --heuristic auto replaced the first rule, if it did. The final table names the new one."""
-    rule = snapshot.tables.get("rule")
-    if not isinstance(rule, dict) or rule.get("source") not in (
-        "searched",
-        "varying",
-        "remembered",
-        "thrashing",
-    ):
+    rule = snapshot.values("rule") or {}
+    if rule.get("source") not in ("searched", "varying", "remembered", "thrashing"):
         return ""
     return ", remembered" if rule["source"] == "remembered" else f", new at step {rule.get('since_step')}"
 
@@ -260,7 +247,7 @@ def _cells(
         "evictions": evictions,
         "remat.": rematerializations,
         "steps": steps,
-        "slowdown": "–" if slowdown is None else f"{slowdown:.2f} ×",
+        "slowdown": times_as_long(slowdown),
     }
 
 

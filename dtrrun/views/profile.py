@@ -8,13 +8,12 @@ from typing import Any, TextIO
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size, format_size_up
-from dtrrun.views.panels import console_for, print_to
-from dtrrun.views.text import duration, for_encoding, plain
+from dtrrun.views.panels import console_for, facts_table, heading, print_to
+from dtrrun.views.text import duration, for_encoding, plain, times_as_long
 
 STYLES = {"too small": "red", "thrash": "yellow", "failed": "red"}
 
@@ -52,7 +51,7 @@ def print_profile(result: Mapping[str, Any], stream: TextIO, *, width: int | Non
     """Write the tables of a `result` (docs/profile.md) to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
     sections = _varied(result) if "vary" in result else _curve(result, console.width)
-    print_to(stream, console, Rule("dtrrun profile", style="dim", align="left", characters="─"), *sections)
+    print_to(stream, console, heading("dtrrun profile"), *sections)
     for name, comment in (("run", ""), ("run_minimum", "  # the minimum")):
         if words := result.get(name):  # to be copied, so not truncated as the tables are
             command = f"\n{plain(shlex.join(words), 2000)}{comment}\n"
@@ -65,7 +64,7 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     if peak is None:
         yield Text("nothing was found yet", style="dim")
         return
-    rows = {"plain peak": _bytes(peak)}
+    rows: dict[str, str | Text] = {"plain peak": _bytes(peak)}
     if (reserve := result.get("plain_reserve_bytes")) is not None:  # most of a small program's peak
         overhead = result["plain_overhead_bytes"]
         rows["of that"] = (
@@ -74,17 +73,14 @@ def _curve(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     rows["plain step"] = duration(result["plain_step_seconds"])
     if minimum is not None:
         label = "minimum" if result["minimum_certified"] else "least so far"  # no run just below failed
-        rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak"
-        rows[label] += _needs(result.get("minimum_host_bytes"))
+        needs = _needs(result.get("minimum_host_bytes"))
+        rows[label] = f"{_bytes(minimum)}  {100 * minimum / peak:.0f} % of the peak{needs}"
     if best is not None:
-        rows["recommended"] = f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak"
-        rows["recommended"] += _needs(result.get("recommended_host_bytes"))
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, value in rows.items():
-        table.add_row(label, Text(value, style="bold" if label == "recommended" else ""))
-    yield table
+        needs = _needs(result.get("recommended_host_bytes"))
+        rows["recommended"] = Text(
+            f"{_bytes(best)}  {100 * best / peak:.0f} % of the peak{needs}", style="bold"
+        )
+    yield facts_table(rows)
     if result["points"]:
         yield ""
         marks = {
@@ -120,8 +116,8 @@ def _points(points: Sequence[Mapping[str, Any]], marks: Mapping[int, str], *, na
         table.add_row(
             f"{100 * point['share']:.0f} %",
             format_size(budget),
-            _times(point["predicted"]["slowdown"]),
-            _times(measured["slowdown"] if measured else None),
+            times_as_long(point["predicted"]["slowdown"]),
+            times_as_long(measured["slowdown"] if measured else None),
             *map(cells.__getitem__, counts),
             Text(plain(point["heuristic"], 8 if narrow else 40)),
             Text.assemble(
@@ -141,7 +137,7 @@ def _varied(result: Mapping[str, Any]) -> Iterator[RenderableType]:
         table.add_row(
             f"{row['value']:,}",
             format_size(row["peak_bytes"]),
-            _times(row["slowdown"]),
+            times_as_long(row["slowdown"]),
             f"{row['evictions']:,}",
             Text.assemble(
                 (row["status"], STYLES.get(row["status"], "")),
@@ -174,7 +170,3 @@ def _needs(host_bytes: int | None) -> str:
 
 def _bytes(nbytes: int) -> str:
     return f"{format_size(nbytes)}  ({nbytes:,} bytes)"
-
-
-def _times(slowdown: float | None) -> str:
-    return "–" if slowdown is None else f"{slowdown:.2f} ×"

@@ -81,8 +81,8 @@ def build_report(
                 "driver_bytes": snapshot.driver.nbytes if snapshot.driver else None,
                 "status": snapshot.status or ("running" if snapshot.alive else "killed"),
                 "budget_bytes": _budget(snapshot, settings),
-                "last_step": _step(snapshot.tables.get("step")),
-                "rule": _rule(snapshot.tables.get("rule")),
+                "last_step": _step(snapshot.values("step")),
+                "rule": _rule(snapshot.values("rule")),
                 "other_gpus": other_gpus(snapshot),
                 "waited_share": waits.get(snapshot.pid),
                 **_figures([snapshot], settings.verify),
@@ -93,9 +93,9 @@ def build_report(
     }
 
 
-def _step(step: Any) -> dict[str, Any] | None:
+def _step(step: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the last completed step, which shows what a step costs after the first ones."""
-    if not isinstance(step, dict):
+    if step is None:
         return None
     seconds = breakdown(step)
     return {
@@ -149,7 +149,7 @@ def _error(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
     found = [
         {**error, "pid": one.pid, "rank": one.meta.get("rank")}
         for one in snapshots
-        if isinstance(error := one.tables.get("error"), dict)
+        if (error := one.values("error")) is not None
     ]
     return max(found, key=least_bytes_of, default=None)
 
@@ -162,7 +162,7 @@ def budget_changes(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     found = [
         {"pid": one.pid, "rank": one.meta.get("rank"), **{name: row.get(name) for name in CHANGE}}
         for one in snapshots
-        for row in table([one], "budget_changes")
+        for row in one.rows("budget_changes")
     ]
     return sorted(found, key=lambda row: row["seconds"] or 0.0)
 
@@ -191,7 +191,7 @@ NATIVE_COUNTS = ("operators", "in_python", "read_by_address")
 
 def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
     """Return sums over the processes that had the native part; None if none had it."""
-    found = [native for one in snapshots if isinstance(native := one.tables.get("native"), dict)]
+    found = [native for one in snapshots if (native := one.values("native")) is not None]
     if not found:
         return None
     return {
@@ -205,7 +205,7 @@ COMPILED_COUNTS = ("graphs", "kernels", "opaque")
 
 def _compiled(snapshots: Sequence[Snapshot]) -> dict[str, int]:
     """Return what torch.compile generated, summed over the processes."""
-    found = [told for one in snapshots if isinstance(told := one.tables.get("compiled"), dict)]
+    found = [told for one in snapshots if (told := one.values("compiled")) is not None]
     return {name: sum(told.get(name) or 0 for told in found) for name in COMPILED_COUNTS}
 
 
@@ -220,9 +220,9 @@ RULE = {
 }
 
 
-def _rule(told: Any) -> dict[str, Any] | None:
+def _rule(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return what a process with `--heuristic auto` reports about its rule; unknown fields are None."""
-    if not isinstance(told, dict):
+    if told is None:
         return None
     return {name: value if isinstance(value := told.get(name), kind) else None for name, kind in RULE.items()}
 
@@ -232,8 +232,7 @@ def holds(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
     found = [
         held | {"pid": snapshot.pid, "rank": snapshot.meta.get("rank")}
         for snapshot in snapshots
-        if isinstance(told := snapshot.tables.get("holds"), dict)
-        and isinstance(held := told.get("found"), dict)
+        if isinstance(held := (snapshot.values("holds") or {}).get("found"), dict)
     ]
     return max(found, key=lambda held: int(held["bytes"]), default=None)
 

@@ -18,7 +18,7 @@ from dtrrun.views.figures import run_slowdown, step_slowdown, total
 from dtrrun.views.panels import columns_table, fitting
 from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates
-from dtrrun.views.text import duration, plain
+from dtrrun.views.text import duration, plain, times_as_long
 
 COLUMNS = ("pid", "procs", "device", "budget", "tensors", "peak", "steps", "slowdown", "time", "target")
 SCRIPTS = (".py", ".sh")
@@ -77,7 +77,7 @@ def _cells(run: Run) -> tuple[str | Text, ...]:
         format_size(most["resident_bytes"]),
         format_size(most["peak_bytes"]),
         f"{most['steps']:,}",
-        "–" if found is None else f"{found:.2f} ×",
+        times_as_long(found),
         duration(time.time() - run.start),
         Text(target(run), no_wrap=True, overflow="ellipsis"),
     )
@@ -87,7 +87,7 @@ def processes(run: Run) -> Text:
     """Return how many are training now, and how many were killed or lacked room."""
     living = sum(one.alive and not one.ended for one in run.snapshots)
     killed = sum(not one.alive and not one.ended for one in run.snapshots)
-    too_small = sum(isinstance(one.tables.get("error"), dict) for one in run.snapshots)
+    too_small = sum(one.values("error") is not None for one in run.snapshots)
     trouble = [f"{killed} killed"] if killed else []
     trouble += [f"{too_small} without room"] if too_small else []
     return Text.assemble(str(living), (f", {', '.join(trouble)}" if trouble else "", "red"))

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from dtrrun.sizes import format_size
-from dtrrun.views.panels import console_for, print_to
+from dtrrun.views.panels import console_for, heading, print_to
 from dtrrun.views.text import duration, plain
 
 Row = Mapping[str, Any]
@@ -25,11 +24,7 @@ BAD = {"oom": "red", "thrash": "yellow", "n/a": "dim"}
 def print_simulation(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the tables of a `result` (see docs/simulator.md) to `stream`; in colour only on a terminal."""
     console = console_for(stream, width)
-    print_to(stream, console, title(), *_sections(result, console.width))
-
-
-def title() -> Rule:
-    return Rule("dtrrun simulate", style="dim", align="left", characters="─")
+    print_to(stream, console, heading("dtrrun simulate"), *_sections(result, console.width))
 
 
 def _sections(result: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

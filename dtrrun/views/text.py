@@ -93,6 +93,11 @@ def times(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
+def times_as_long(slowdown: float | None) -> str:
+    """`1.42 ×`; a dash if it is not known."""
+    return "–" if slowdown is None else f"{slowdown:.2f} ×"
+
+
 def exceeded(report: Mapping[str, Any]) -> str:
     """`by 1.2 MB at most (3 times)`, for a report whose budget was exceeded."""
     count, most = times(report["over_budget"], "time"), report["exceeded_bytes"]
@@ -142,7 +147,7 @@ def extremes(report: Mapping[str, Any]) -> str:
     slowdowns = [slowdown_of(one) or 0.0 for one in processes]
     if max(slowdowns) > ALIKE * min(slowdowns):
         slowest = processes[slowdowns.index(max(slowdowns))]
-        facts.append(f"the slowest: {process_name(slowest)} ({max(slowdowns):.2f} ×)")
+        facts.append(f"the slowest: {process_name(slowest)} ({times_as_long(max(slowdowns))})")
     return "; ".join(facts) if len(facts) > 1 else f"{facts[0]}  (peaks and slowdowns are alike)"
 
 
@@ -227,11 +232,10 @@ def rule_words(rule: Mapping[str, Any]) -> str:
 
 def counts_of(process: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a process's evictions, rematerializations and their time, steps, and slowdown."""
-    estimate = slowdown_of(process)
     return (
         f"{process['evictions']:,}",
         f"{process['rematerializations']:,}",
         duration(process["seconds"]["rematerialization"]),
         f"{process['steps']:,}",
-        "–" if estimate is None else f"{estimate:.2f} ×",
+        times_as_long(slowdown_of(process)),
     )

@@ -8,8 +8,8 @@ from typing import Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from dtrrun.views.panels import console_for, print_to
-from dtrrun.views.simulation import BAD, title
+from dtrrun.views.panels import console_for, heading, print_to
+from dtrrun.views.simulation import BAD
 from dtrrun.views.text import plain
 
 Row = Mapping[str, Any]
@@ -23,7 +23,9 @@ HEADS = {
 def print_theory(result: Mapping[str, Any], stream: TextIO, *, width: int | None = None) -> None:
     """Write the table of a `result` (see docs/simulator.md) to `stream`; in colour only on a terminal."""
     head = Text.assemble((HEADS[result["theory"]], "bold"), ", in a memory of B tensors")
-    print_to(stream, console_for(stream, width), title(), head, theory_table(result["rows"]))
+    print_to(
+        stream, console_for(stream, width), heading("dtrrun simulate"), head, theory_table(result["rows"])
+    )
 
 
 def theory_table(rows: Sequence[Row]) -> Table:

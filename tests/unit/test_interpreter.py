@@ -10,7 +10,6 @@ from dtrrun.launch import torch_build
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.interpreter import choose
 
-
 WITH_TORCH = "#!/bin/sh\necho /lib/torch/__init__.py\n"
 
 

@@ -94,7 +94,7 @@ def _flames(holds: Row) -> Iterator[Flame]:
     for row in holds["places"]:
         name = str(row["class"])
         module = [part for part in str(row["module"]).split(".") if part]
-        line = " ".join(part for part in (line_of(row["line"]), plain(row["operator"], LONGEST)) if part)
+        line = " ".join(filter(None, (line_of(row["line"]), plain(row["operator"], LONGEST))))
         root.add([name, *_joined(module), line or "unknown"], int(row["bytes"]), key_of(name))
     placed = {str(row["class"]) for row in holds["places"]}
     for row in holds["classes"]:  # those that are not told by place

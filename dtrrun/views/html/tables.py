@@ -30,6 +30,7 @@ from dtrrun.views.text import (
     share,
     slowdown_of,
     times,
+    times_as_long,
     words_of,
 )
 
@@ -98,7 +99,7 @@ def _figures(report: Row) -> Iterable[tuple[str, str, str]]:
         remark = f"per step, median without the first{bound_words(report)}" if per_step else "estimated"
         if per_step and in_all is not None:
             remark += f"; {in_all:.2f} × with the start"
-        yield "slowdown", f"{found:.2f} ×", remark
+        yield "slowdown", times_as_long(found), remark
     elif too_few(report["steps"]):
         words, _, why = TOO_FEW.partition("  (")
         yield "slowdown", "–", f"{words}: {why.removesuffix(')')}"
