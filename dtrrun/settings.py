@@ -250,10 +250,8 @@ class RuntimeSettings:
         Raises ValueError for an invalid value, and TypeError for an unknown name.
         """
         for name in given.keys() - {one.name for one in fields(cls)}:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, [row.field for row in rows(cls)[1:]], 1)
-            raise TypeError(f"there is no option {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+            near = values.meant(name, [row.field for row in rows(cls)[1:]])
+            raise TypeError(f"there is no option {name!r}{near}")
         for row in rows(cls):
             if isinstance(value := given.get(row.field), (str, int, float)) and row.key != "budget":
                 try:

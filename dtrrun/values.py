@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -43,6 +43,14 @@ class Reader:
 def reader(word: str, file: bool = False) -> Callable[[Callable[[str], Any]], Reader]:
     """Turn a function into a `Reader` whose placeholder in the help is `word`."""
     return lambda read: Reader(word, read, file)
+
+
+def meant(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """Return the end of a message about an unknown name: which was meant, or else `otherwise`."""
+    from difflib import get_close_matches  # not needed by every training process
+
+    near = get_close_matches(name, list(known), 1, cutoff)
+    return f"; did you mean {near[0]}?" if near else otherwise
 
 
 YES, NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
@@ -125,11 +133,9 @@ def named_heuristic(text: str) -> str:
     try:
         check_heuristic(text)
     except ValueError:
-        from difflib import get_close_matches
-
-        near = get_close_matches(text, HEURISTIC_NAMES, 1, cutoff=0.7)
+        near = meant(text, HEURISTIC_NAMES, cutoff=0.7)
         if near and "(" not in text:
-            raise ValueError(f"unknown heuristic {text!r}; did you mean {near[0]}?") from None
+            raise ValueError(f"unknown heuristic {text!r}{near}") from None
         raise
     return text
 

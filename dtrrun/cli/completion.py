@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from dtrrun.cli.command import options_of
 from dtrrun.cli.main import VERBS, split
-from dtrrun.cli.profiles import folders
+from dtrrun.cli.profiles import names
 from dtrrun.cli.run import SUMMARIES
 from dtrrun.core.heuristics import AUTO, HEURISTIC_NAMES
 from dtrrun.settings import Option
@@ -142,8 +142,7 @@ def _values(row: Option) -> tuple[bool, Words]:
     if row.key == "device":
         return False, [(name, "") for name in ("auto", "cpu", "cuda")]
     if row.key == "profile":
-        found = {path.stem for folder in folders() for path in folder.glob("*.yaml")}
-        return True, [(name, "") for name in sorted(found)]
+        return True, [(name, "") for name in names()]
     if row.word.islower():  # a choice, such as auto|off|require
         return False, [(name, "") for name in row.word.partition("[")[0].split("|")]
     return any(place in row.word for place in PLACES), []

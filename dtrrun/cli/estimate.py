@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from dtrrun.cli.command import of_run
-from dtrrun.cli.messages import say, show_tail
+from dtrrun.cli.messages import program_failed
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
-from dtrrun.cli.report_file import report_writer, write_each
-from dtrrun.cli.sweeping import shown
+from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import print_and_write
 from dtrrun.core.heuristics import STEADY
-from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
+from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
 from dtrrun.launch.records import records_folder
 from dtrrun.launch.target import refuse_stream, resolve
 from dtrrun.profiling.cards import Chosen, parse_card
 from dtrrun.profiling.estimate import FITS, NO, Fit, NothingOnGpu, fit_of
-from dtrrun.profiling.trial import OK, Trial, run_trial
+from dtrrun.profiling.trial import OK, run_trial
 from dtrrun.settings import OUTPUT, RuntimeSettings, option
 from dtrrun.simulator.log import LogError
 from dtrrun.values import Reader
@@ -97,12 +97,7 @@ def estimate(given: Estimate, target: Sequence[str]) -> int:
         result = found.values(target)
         if found.verdict not in (FITS, NO):
             result["run"] = ["dtrrun", "--budget", _rounded_down(card.programs_bytes), *target]
-        unwritten = write_each(
-            {
-                "standard output": lambda: shown(result, print_estimate, given.json, given.quiet),
-                "--json": lambda: write(result),
-            }
-        )
+        unwritten = print_and_write(result, print_estimate, given.json, given.quiet, write)
     if unwritten:
         return FAILED
     return {FITS: 0, NO: NOT}.get(found.verdict, MAY)
@@ -120,7 +115,8 @@ def _look(given: Estimate, settings: RuntimeSettings, command: Sequence[str], pa
             settings, command, math.inf, lambda: bar.update(RUNNING, time.monotonic() - began, None)
         )
         if trial.status != OK or trial.absent:
-            return _failed(trial)
+            program_failed(f"failed (exit status {trial.exit_status})", trial.tail, trial.absent)
+            return trial.exit_status or FAILED
         if not trial.steps:
             raise LaunchError(NO_STEP, FAILED)
         if not path.exists():
@@ -141,12 +137,3 @@ def _look(given: Estimate, settings: RuntimeSettings, command: Sequence[str], pa
 
 def _rounded_down(nbytes: int) -> str:
     return f"{nbytes // 10**8 / 10:g}GB"
-
-
-def _failed(trial: Trial) -> int:
-    """Show the program's own output, and return its exit status."""
-    show_tail(trial.tail)
-    status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
-    why = trial.absent or ("see above" if trial.tail else "")
-    say(f"error: the program failed (exit status {status}){why and ': '}{why}")
-    return status or FAILED

@@ -31,6 +31,16 @@ def show_tail(tail: str) -> None:
         sys.stderr.flush()
 
 
+def program_failed(what: str, tail: str, absent: str | None) -> None:
+    """Show the program's last output, and say how it failed, and why if that is known.
+
+    absent: why it never ran under dtrrun.
+    """
+    show_tail(tail)
+    why = absent or ("see above" if tail else "")
+    say(f"error: the program {what}{why and ': '}{why}")
+
+
 @contextmanager
 def if_someone_reads() -> Iterator[None]:
     """For writing to stderr: failures are ignored, since they can't be reported, and the run continues."""

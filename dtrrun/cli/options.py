@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from dtrrun import values
@@ -130,7 +129,5 @@ def _environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str
     warnings = []
     for name in sorted(environ):
         if name.startswith("DTRRUN_") and name not in known and name not in RESERVED:
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            warnings.append(f"{name} is not a variable of dtrrun{hint}")
+            warnings.append(f"{name} is not a variable of dtrrun{values.meant(name, known)}")
     return found, warnings

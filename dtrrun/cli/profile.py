@@ -11,12 +11,12 @@ from typing import Any
 from dtrrun import values
 from dtrrun.cli.command import of_run
 from dtrrun.cli.github_summary import summary_writer
-from dtrrun.cli.messages import say, show_tail
+from dtrrun.cli.messages import program_failed, say
 from dtrrun.cli.nesting import inside_another
 from dtrrun.cli.options import collect
 from dtrrun.cli.profiles import SHIPPED, Given, folders
-from dtrrun.cli.report_file import check_writable, report_writer, write_each
-from dtrrun.cli.sweeping import import_from_here, shown
+from dtrrun.cli.report_file import check_writable, report_writer
+from dtrrun.cli.sweeping import import_from_here, print_and_write
 from dtrrun.core.heuristics import STEADY, make_heuristic
 from dtrrun.launch.errors import BY_SIGNAL, FAILED, LaunchError
 from dtrrun.launch.interpreter import choose
@@ -178,14 +178,11 @@ def _study(study: Study, words: Sequence[str], path: Path, given: Profile) -> in
         if study.recommended is not None:
             result["run"] = ["dtrrun", "--profile", name, *words]
             result["run_minimum"] = _at_minimum(result, name, words)
-        results: dict[str, Callable[[], object]] = {
-            "standard output": lambda: shown(result, print_profile, json, quiet or study.plain is None),
-            "--json": lambda: write(result),
-            "--github-summary": lambda: add(of_profile(result)),
-        }
+        more: dict[str, Callable[[], object]] = {"--github-summary": lambda: add(of_profile(result))}
         if study.recommended is not None:
-            results[str(path)] = lambda: write_profile(path, study, words)
-        unwritten = write_each(results)
+            more[str(path)] = lambda: write_profile(path, study, words)
+        silent = quiet or study.plain is None
+        unwritten = print_and_write(result, print_profile, json, silent, write, more)
     if study.recommended is not None and not quiet and str(path) not in unwritten:
         say(f"wrote {path}")
     if number:
@@ -238,13 +235,8 @@ def _vary(variation: Variation, words: Sequence[str], given: Profile) -> int:
             host = variation.settings.host_budget
             options = [] if host in (AUTO_HOST, NO_HOST) else ["--host-budget", host]
             result["run"] = ["dtrrun", "--budget", f"{budget}B", *options, *target]
-        unwritten = write_each(
-            {
-                "standard output": lambda: shown(result, print_profile, json, quiet),
-                "--json": lambda: write(result),
-                "--github-summary": lambda: add(of_profile(result)),
-            }
-        )
+        summary = {"--github-summary": lambda: add(of_profile(result))}
+        unwritten = print_and_write(result, print_profile, json, quiet, write, summary)
     if number:
         return _interrupted(number)
     if variation.best is None:
@@ -276,15 +268,10 @@ def _interrupted(number: int) -> int:
 
 
 def _script_failed(trial: Trial, where: str) -> int:
-    """Show the program's own output, and return its exit status, or another one if that is 0.
-
-    where: which run has failed.
-    """
-    show_tail(trial.tail)
-    status = trial.returncode if trial.returncode >= 0 else BY_SIGNAL - trial.returncode
-    why = trial.absent or ("see above" if trial.tail else "")
+    """Say which run has failed. Returns the program's exit status, or another one if that is 0."""
+    status = trial.exit_status
     what = f"failed {where} (exit status {status})" if status else f"made no optimizer step {where}"
-    say(f"error: the program {what}{why and ': '}{why}")
+    program_failed(what, trial.tail, trial.absent)
     return status or (FAILED if trial.absent else NOTHING)
 
 

@@ -10,14 +10,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dtrrun.launch.errors import LaunchError
-from dtrrun.values import Reader, existing_file
+from dtrrun.values import Reader, existing_file, meant
 
 SHIPPED = Path(__file__).resolve().parent.parent / "profiles"
 
@@ -46,6 +45,11 @@ def folders() -> list[Path]:
     return [Path(base, "dtrrun", "profiles"), SHIPPED]
 
 
+def names() -> list[str]:
+    """Return the profiles that can be given by name."""
+    return sorted({path.stem for folder in folders() for path in folder.glob("*.yaml")})
+
+
 def find_profile(name: str) -> Path:
     """Return the file of profile `name`, a path if it has a slash or ends in .yaml. Raises ValueError."""
     if "/" in name or name.endswith((".yaml", ".yml")):
@@ -54,10 +58,8 @@ def find_profile(name: str) -> Path:
     for folder in folders():
         if (path := folder / f"{name}.yaml").is_file():
             return path
-    known = sorted({path.stem for folder in folders() for path in folder.glob("*.yaml")})
-    near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    raise ValueError(f"there is no profile named {name!r}; {hint}")
+    known = names()
+    raise ValueError(f"there is no profile named {name!r}{meant(name, known, _there_are(known))}")
 
 
 def read_profile(path: Path, keys: Iterable[str]) -> dict[str, Given]:
@@ -139,9 +141,12 @@ def _key(name: str, keys: Iterable[str], place: str) -> str:
         return key
     if key == "profile":
         raise LaunchError(f"{place}: a profile cannot name another profile")
-    near = get_close_matches(key, list(keys), 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(keys))}"
-    raise LaunchError(f"{place}: there is no option named {name!r}; {hint}")
+    hint = meant(key, keys, _there_are(sorted(keys)))
+    raise LaunchError(f"{place}: there is no option named {name!r}{hint}")
+
+
+def _there_are(names: Iterable[str]) -> str:
+    return f"; there are {', '.join(names)}"
 
 
 def _line(text: str, name: str) -> int:

@@ -70,9 +70,9 @@ def write_each(writes: Mapping[str, Callable[[], object]]) -> list[str]:
 
 
 @contextmanager
-def report_writer(path: str | None, option: str = "--json") -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that writes a report as JSON; see `file_writer`."""
-    with file_writer(path, option) as write:
+def report_writer(path: str | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield a function that writes a report as JSON (`--json`); see `file_writer`."""
+    with file_writer(path, "--json") as write:
         yield lambda report: write([_encoded(report)] if path is not None else [])
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from dtrrun import values
 from dtrrun.cli.profiles import Given
-from dtrrun.cli.report_file import report_writer, write_each
-from dtrrun.cli.sweeping import cells_of, ended, import_from_here, processors, read_logs, run, shown
+from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import cells_of, ended, import_from_here, print_and_write, processors, read_logs, run
 from dtrrun.cli.theory import read_theory, simulate_theory
 from dtrrun.core.heuristics import ABLATION_NAMES
 from dtrrun.launch.errors import LaunchError
@@ -227,12 +227,7 @@ def simulate(given: Simulate, _: Sequence[str]) -> int:
             "rows": [asdict(row) for row in rows],
             "plans": [asdict(row) for row in plans],
         }
-        unwritten = write_each(
-            {
-                "standard output": lambda: shown(result, print_simulation, json, quiet),
-                "--json": lambda: write(result),
-            }
-        )
+        unwritten = print_and_write(result, print_simulation, json, quiet, write)
     done_of_all = f"{len(rows) + len(plans)} of {count}"
     return ended(result, done, unwritten, done_of_all, draw, folder, given.format, quiet)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TextIO, TypeVar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtrrun.cli.messages import if_someone_reads, say, to_stdout
+from dtrrun.cli.report_file import write_each
 from dtrrun.launch.errors import FAILED, LaunchError
 from dtrrun.simulator import sweep
 from dtrrun.simulator.log import LogError
@@ -94,16 +95,30 @@ def import_from_here(heuristics: Iterable[str]) -> None:
         sys.path.insert(0, "")
 
 
-def shown(result: Result, show: Callable[[Result, TextIO], None], json: str | None, quiet: bool) -> None:
-    """Print the tables: on stderr if the rows go to standard output."""
-    if quiet:
-        return
-    if json == "-":
-        with if_someone_reads():
-            show(result, sys.stderr)
-    else:
-        with to_stdout():
-            show(result, sys.stdout)
+def print_and_write(
+    result: Result,
+    show: Callable[[Result, TextIO], None],
+    json: str | None,
+    quiet: bool,
+    write: Callable[[Result], None],
+    more: Mapping[str, Callable[[], object]] | None = None,
+) -> list[str]:
+    """Print the tables, on stderr if the rows go to standard output; write the rows, and what else is given.
+
+    Returns what could not be written, as `write_each` does.
+    """
+
+    def tables() -> None:
+        if quiet:
+            return
+        if json == "-":
+            with if_someone_reads():
+                show(result, sys.stderr)
+        else:
+            with to_stdout():
+                show(result, sys.stdout)
+
+    return write_each({"standard output": tables, "--json": lambda: write(result), **(more or {})})
 
 
 def ended(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dtrrun import values
 from dtrrun.cli.profiles import Given
-from dtrrun.cli.report_file import report_writer, write_each
-from dtrrun.cli.sweeping import ended, import_from_here, run, shown
+from dtrrun.cli.report_file import report_writer
+from dtrrun.cli.sweeping import ended, import_from_here, print_and_write, run
 from dtrrun.launch.errors import LaunchError
 from dtrrun.research.figures import draw_theory
 from dtrrun.research.theory import TheoryCell, run_theory, theory_cells
@@ -57,12 +57,7 @@ def simulate_theory(cells: Sequence[TheoryCell], jobs: int, folder: Path | None,
     with report_writer(json) as write:
         rows, done = run(run_theory, cells, jobs, None if quiet else "simulating")
         result = {"schema": SCHEMA, "theory": cells[0].theory, "rows": [asdict(row) for row in rows]}
-        unwritten = write_each(
-            {
-                "standard output": lambda: shown(result, print_theory, json, quiet),
-                "--json": lambda: write(result),
-            }
-        )
+        unwritten = print_and_write(result, print_theory, json, quiet, write)
     return ended(
         result, done, unwritten, f"{len(rows)} of {len(cells)}", draw_theory, folder, given.format, quiet
     )

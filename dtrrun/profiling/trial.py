@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dtrrun.launch.captured import Captured, run_captured
 from dtrrun.launch.environment import child_environment
+from dtrrun.launch.errors import BY_SIGNAL
 from dtrrun.launch.outcome import Marks, judge, read_marks
 from dtrrun.launch.ranks import Ranks
 from dtrrun.launch.records import records_folder
@@ -65,6 +66,11 @@ class Trial:
     """The rank whose tensors have taken the most; 0 if none of the processes has a rank."""
     host_bytes: int = 0
     """The most that copies on the host have taken together, in any process."""
+
+    @property
+    def exit_status(self) -> int:
+        """Return the exit status as a shell tells it."""
+        return self.returncode if self.returncode >= 0 else BY_SIGNAL - self.returncode
 
     @property
     def slowdown(self) -> float | None:
