@@ -1,7 +1,7 @@
 // The ledger: versions by storage, what is resident or evicted, and how many bytes each takes.
 //
-// `resident_bytes` counts the program's tensors and those that dtrrun holds. The ledger keeps none of the program's tensors alive,
-// except constants that something evicted is computed from.
+// `resident_bytes` counts the program's tensors and those that dtrrun holds. None of the program's tensors is kept alive, except what
+// something evicted is computed from: constants, and inputs that would be dear to get back (`Deallocation::keep_inputs`).
 #pragma once
 
 #include <array>

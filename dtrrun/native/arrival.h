@@ -1,6 +1,6 @@
 // An operator that has arrived: its arguments, its kernel and its results, as the dispatcher passes them.
 //
-// A fallback gets the arguments on a stack (`BoxedArrival`); a typed kernel gets them as the caller passed them
+// A boxed kernel gets the arguments on a stack (`BoxedArrival`); a typed kernel gets them as the caller passed them
 // (`typed_kernels.h`). The code that handles operators does not depend on which.
 #pragma once
 

@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "calls.h"
+#include "call_notes.h"
 #include "placeholders.h"
 #include "replays.h"
 #include "silence.h"

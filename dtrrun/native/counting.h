@@ -10,8 +10,9 @@
 //
 // Inside a tight budget, it is done for operators of backward passes that make little (`Interposer::may_count_backward`). Most of what
 // a backward pass makes is used once, soon, and never evicted. These operators read what is in memory, and write to nothing that has
-// a version, so no recipe depends on what they do. What they make has to stay, so it may take a small part of the budget at any
-// time (`Census::little`); what does not fit is handled in full. What they read is not locked: nothing is evicted while one runs.
+// a version, except a workspace that nothing reads again, so no recipe depends on what they do. What they make has to stay, so it may
+// take a small part of the budget at any time (`Census::little`); what does not fit is handled in full. What they read is not locked:
+// nothing is evicted while one runs.
 #pragma once
 
 #include <pthread.h>

@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 #include "../bindings/core_types.h"
-#include "call_notes.h"
+#include "bind_call_notes.h"
 #include "compiled_kernels.h"
 #include "functions.h"
 #include "interposer.h"

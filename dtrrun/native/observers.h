@@ -1,10 +1,10 @@
 // What is notified of operators: observers (`core/observer.py`), fingerprints under `--verify`
-// (`runtime/observe/verify.py`), and the notes of `--where` and `--peak` (`calls.h`).
+// (`runtime/observe/verify.py`), and the notes of `--where` and `--peak` (`call_notes.h`).
 //
 // While there is none, each costs one comparison per operator. What the core notifies is in `bindings/backend.h`.
 #pragma once
 
-#include "calls.h"
+#include "call_notes.h"
 #include "graph.h"
 
 namespace dtrrun {

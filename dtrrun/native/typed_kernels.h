@@ -1,7 +1,7 @@
 // Our kernels for the operators that programs call most, which receive the caller's arguments unboxed.
 //
-// When an operator arrives through a fallback, PyTorch first boxes its arguments onto a stack, and unboxes them again for its
-// kernel: a quarter of a microsecond, and more for lists of numbers. So the operators that programs call most get a kernel of
+// When an operator arrives through a boxed kernel, PyTorch first boxes its arguments onto a stack, and unboxes them again for its
+// own kernel: a quarter of a microsecond, and more for lists of numbers. So the operators that programs call most get a kernel of
 // their own type. Each type is given by one operator, and serves all of PyTorch's operators of that type.
 #pragma once
 

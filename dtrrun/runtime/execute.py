@@ -1,4 +1,4 @@
-"""What C++ asks while operators run again. `core.rematerialize` decides when, and in which order."""
+"""What C++ asks while operators run again. `core/rematerialize.h` decides when, and in which order."""
 
 from __future__ import annotations
 

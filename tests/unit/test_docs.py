@@ -194,6 +194,39 @@ def test_links_on_the_site():
     assert "dtrrun/cli/main.py" in links.sources()
 
 
+NUMBERS = (
+    ("native.md", r"types are those of (\d+) operators", "native/typed_kernels.h", r"\bops::(?=\w+[,>(])"),
+    ("native.md", r"a kernel runs that takes more than (\d+) µs", "native/replays.h", "BRIEF_NS"),
+    ("overview.md", r"known to take less than (\d+) µs", "native/replays.h", "BRIEF_NS"),
+    ("native.md", r"at most a (\d+)th of the budget together", "native/interposer.h", "LITTLE"),
+    ("native.md", r"more than one in (\d+) evictions", "native/interposer.h", "FEW"),
+    ("native.md", r"less than a (\d+)th of the budget further", "native/interposer.h", "SPARE"),
+    ("native.md", r"every ([\d,]+) operators, are native", "runtime/session.py", "COMPACT_EVERY"),
+    ("native.md", r"the (\d+) most recently used ones stay", "runtime/access.py", "RECENT"),
+    ("native.md", r"blocks of (\d+) KiB and more come", "native/heap.h", "LARGE"),
+    ("native.md", r"the first (\d+) sizes and each", "native/measuring.h", "LOOKED_AT"),
+    ("cuda.md", r"at most (three) times", "runtime/cuda/oom_retry.py", "ATTEMPTS"),
+    ("cuda.md", r"for every (\d+) blocks that there are", "native/windows.h", "BLOCKS_EACH"),
+    ("cuda.md", r"After a step with (\d+) searches", "runtime/cuda/budget.py", "MANY_SEARCHES"),
+    ("cuda.md", r"for the next (\d+)\s+steps", "runtime/cuda/budget.py", "FORGET_SEARCHES"),
+)
+"""Numbers in pages of the design, each with the constant that it is, or with what it counts."""
+
+
+@pytest.mark.parametrize(("page", "said", "file", "what"), NUMBERS)
+def test_numbers_of_the_design_are_those_of_the_code(page, said, file, what):
+    pattern = said.replace(" ", r"\s+")
+    [found] = re.findall(pattern, text(f"docs/design/{page}"))
+    source = (ROOT / "dtrrun" / file).read_text()
+    if what.isupper():
+        values = re.findall(rf"\b{what}\b = \(?(?:size_t\{{)?([\d_']+)", source)
+        assert values, f"{file}: {what}"
+        counted = int(re.sub(r"[_']", "", values[0])) // (1000 if "µs" in said else 1)
+    else:
+        counted = len(re.findall(what, source))
+    assert {"three": 3}.get(found) or int(found.replace(",", "")) == counted, f"{page}: {found}, {counted}"
+
+
 def test_names_of_the_code_exist():
     """`Class.name` and `Class::name` in pages: the file of the class has the name."""
     sources = {

@@ -156,6 +156,20 @@ def test_the_parts_of_the_core_depend_on_those_above_them_in_the_overview():
     assert len(known) > 12
 
 
+def test_all_headers_of_the_core_are_in_the_overview():
+    tables = OVERVIEW.split("\n### `core`\n")[1].split("\n### `runtime`\n")[0]
+    headers = {path.name for folder in ("core", "core/policy") for path in (PACKAGE / folder).glob("*.h")}
+    assert headers - {*re.findall(r"[/\w]*/(\w+\.h)\)", tables)} == {"clock.h"}  # the time
+
+
+def test_all_files_of_the_native_extension_are_in_its_table():
+    page = (PACKAGE.parent / "docs" / "design" / "native.md").read_text()
+    cells = " ".join(row.split("|")[1] for row in page.splitlines() if row.startswith("| `"))
+    files = {path.name for end in ("h", "cpp") for path in (PACKAGE / "native").glob(f"*.{end}")}
+    listed = {*re.findall(r"`(\w+\.(?:h|cpp))`", cells)}
+    assert {name for name in files - listed if name.replace(".cpp", ".h") not in listed} == set()
+
+
 def test_what_the_overview_names_exists():
     """Functions, classes and fields; whether paths exist, `test_docs.py` tests."""
     code = [*sources(), *PACKAGE.rglob("*.h"), *PACKAGE.rglob("*.cpp")]

@@ -1,6 +1,6 @@
 // What nodes in the pool would cost if they were evicted for the bytes of others, by the addresses of their memory.
 //
-// For windows of neighbours (native/device_blocks.h), which may be asked for before each allocation. To compute all prices would
+// For windows of neighbours (`native/windows.h`), which may be asked for before each allocation. To compute all prices would
 // take most of the time of a step that has ten thousand nodes in memory. So a lower bound is kept of each projected cost, which
 // holds until the pool says that the cost may have fallen. Prices themselves are computed only of what may be in the cheapest
 // window. Bounds lie in a row, without pointers.

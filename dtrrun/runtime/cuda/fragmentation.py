@@ -1,7 +1,7 @@
 """How the free memory of a caching allocator is divided. Plain Python, no torch.
 
 If a request fails although enough bytes are free in total, more free bytes elsewhere do not help: they must
-be contiguous. Which blocks are evicted for such a request: `native/device_blocks.h`.
+be contiguous. Which blocks are evicted for such a request: `native/windows.h`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flattens an operator's arguments, and rebuilds them for a replay."""
+"""Flattens an operator's arguments for its signature, and rebuilds them for shape functions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From which module and which line of the program operators were called, for `--where` and `--peak`.
 
 Operators are numbered: a storage's age is the number of its maker. C++ notes the line and the module of each
-operator (`native/calls.h`). This file says which module the program is in. None of it is active unless
+operator (`native/call_notes.h`). This file says which module the program is in. None of it is active unless
 requested.
 
 Modules are observed where they are called, not by PyTorch's global module hooks: with those, `torch.compile`
