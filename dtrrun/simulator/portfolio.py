@@ -32,6 +32,7 @@ STARTS = (
 )
 EXPONENTS = (0.0, 0.1, 0.2, 1 / 3, 0.5, 0.75, 1.0)
 NEXT_EXPONENTS = (*EXPONENTS, 1.5, 2.0)
+MOST_TRIES = 48
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,12 @@ def find(
     replay: Replayer,
     *,
     limit: float = 2.0,
-    foresight: bool = True,
-    tries: int = 48,
     starts: Sequence[str] = STARTS,
     tell: Callable[[str, ReplayOutcome], None] | None = None,
 ) -> Found:
     """Find the best heuristic.
 
-    limit: multiple of the plain time, above which a replay fails. foresight: whether heuristics with
-    foresight are allowed. tries: maximum number of replays. starts: tried first. tell: called for each
+    limit: multiple of the plain time, above which a replay fails. starts: tried first. tell: called for each
     heuristic that is better than all before it.
     """
     started = perf_counter()
@@ -74,7 +72,7 @@ def find(
     def attempt(name: str) -> bool:
         """Try a heuristic. Return whether it is better than all before it."""
         nonlocal best
-        if name in tried or len(tried) >= tries:
+        if name in tried or len(tried) >= MOST_TRIES:
             return False
         survives = bool(best) and tried[best].status == "ok"
         bound = min(limit, tried[best].overhead) if survives else limit
@@ -87,14 +85,12 @@ def find(
         return better
 
     for name in starts:
-        settings = parse(name)
-        if foresight or settings is None or not settings.next:
-            attempt(name)
-    centre = _centre(best, foresight)
+        attempt(name)
+    centre = _centre(best)
     moved = True
     while moved:
         moved = False
-        for one in _neighbours(centre, foresight):
+        for one in _neighbours(centre):
             if attempt(one.name):
                 centre, moved = one, True
                 break
@@ -102,22 +98,21 @@ def find(
     return Found(best, outcome, tuple(tried))
 
 
-def _centre(name: str, foresight: bool) -> Settings:
+def _centre(name: str) -> Settings:
     """Return the h_chain settings that equal, or are nearest to, the heuristic of that name."""
     known = {
         "msps": Settings("ancestors", 0.0, 0.0, False),
         "h_dtr": Settings("e_star", 1.0, 0.0, False),
         "h_dtr_eq": Settings("e_star", 1.0, 0.0, False),
     }
-    return parse(name) or known.get(name) or NAMED["h_next" if foresight else "h_chain"]
+    return parse(name) or known.get(name) or NAMED["h_next"]
 
 
-def _neighbours(centre: Settings, foresight: bool) -> Iterator[Settings]:
+def _neighbours(centre: Settings) -> Iterator[Settings]:
     for exponent in _beside(centre.staleness, EXPONENTS):
         yield centre._replace(staleness=exponent)
-    if foresight:
-        for exponent in _beside(centre.next, NEXT_EXPONENTS):
-            yield centre._replace(next=exponent)
+    for exponent in _beside(centre.next, NEXT_EXPONENTS):
+        yield centre._replace(next=exponent)
     yield centre._replace(released_first=not centre.released_first)
     yield centre._replace(cost="e_star" if centre.cost == "ancestors" else "ancestors")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -253,14 +253,7 @@ def _host(cell: Cell, log: Sequence[Instruction]) -> HostMemory | None:
     return HostMemory(cell.host_bytes, ns, ns)
 
 
-def run_cells(wanted: Sequence[Cell], jobs: int = 1) -> Generator[tuple[int, Row], None, None]:
-    """`run_all` with `run_cell`."""
-    return run_all(run_cell, wanted, jobs)
-
-
-def run_all(
-    run: Callable[[C], R], wanted: Sequence[C], jobs: int = 1
-) -> Generator[tuple[int, R], None, None]:
+def run_all(run: Callable[[C], R], wanted: Sequence[C], jobs: int) -> Generator[tuple[int, R], None, None]:
     """Yield the results of `run` with their indices as they complete: in order if `jobs` is 1.
 
     Closing the generator cancels the remaining work.
@@ -290,10 +283,3 @@ def run_all(
 def _quiet() -> None:
     """In a worker: ignore Ctrl-C, which the terminal sends to all processes; the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def sweep(wanted: Iterable[Cell], jobs: int = 1) -> list[Row]:
-    """Return the rows of all cells, in order."""
-    wanted = list(wanted)
-    rows = dict(run_cells(wanted, jobs))
-    return [rows[index] for index in range(len(wanted))]

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dtrrun.simulator.log import Call, Constant, Instruction, Release, write_log
+from dtrrun.simulator.log import Call, Constant, Instruction, Release
 from dtrrun.simulator.replay import ReplayOutcome
 from dtrrun.simulator.schedule import Schedule, read_schedule, schedule_of
 from dtrrun.simulator.simulate import simulate
@@ -28,6 +28,7 @@ from tests.bench.rules import rules
 from tests.bench.runs import ROOT
 from tests.bench.section import Section, replace_sections
 from tests.bench.theorems import theorem_1, theorem_2
+from tests.log_files import write_log
 
 HEURISTICS = ("h_dtr", "h_dtr_eq", "h_dtr_local", "lru", "size", "msps")
 WITHIN, CELLS = 0.01, 0.95

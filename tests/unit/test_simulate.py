@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtrrun.cli.main import main
-from dtrrun.simulator.log import write_log
+from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
 
 

@@ -12,9 +12,9 @@ from dtrrun.research.figures import MissingMatplotlib, draw
 from dtrrun.research.figures.slowdown import draw_slowdown
 from dtrrun.research.figures.trace import trace
 from dtrrun.simulator import sweep
-from dtrrun.simulator.log import write_log
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
+from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
 
 pytest.importorskip("matplotlib")
@@ -32,7 +32,7 @@ def result(tmp_path_factory):
     cells += sweep.cells(logs, ["h_dtr_eq"], budgets, ("eager", "ignore"), ("heap", "scan"), count=True)
     return {
         "logs": [asdict(log) for log in logs],
-        "rows": [asdict(row) for row in sweep.sweep(cells)],
+        "rows": [asdict(row) for _, row in sweep.run_all(sweep.run_cell, cells, 1)],
     }
 
 

@@ -17,8 +17,8 @@ from dtrrun.simulator.log import (
     Release,
     parse,
     read_log,
-    write_log,
 )
+from tests.log_files import write_log
 
 EVERYTHING = [
     Constant("w", 64),

@@ -70,13 +70,6 @@ def test_the_portfolio_is_as_good_as_the_best_of_what_it_starts_with(share):
     assert set(STARTS) <= set(found.tried)
 
 
-def test_without_foresight_no_rule_is_tried_that_needs_it():
-    schedule = schedule_of(random_log(31, 200), "random")
-    found = find(partial(simulate, schedule, schedule.peak_bytes // 2), foresight=False)
-    assert found.outcome.status == "ok"
-    assert not [name for name in found.tried if name == "h_next" or "next=1" in name]
-
-
 def test_a_budget_that_is_too_small_for_all_is_said_to_be():
     schedule = schedule_of(random_log(31, 200), "random")
     found = find(partial(simulate, schedule, schedule.constant_bytes + 1))

@@ -4,16 +4,18 @@ import dataclasses
 import gzip
 import multiprocessing
 import time
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
 from dtrrun.simulator import sweep
 from dtrrun.simulator.live import predict
-from dtrrun.simulator.log import Call, Constant, LogError, write_log
+from dtrrun.simulator.log import Call, Constant, LogError
 from dtrrun.simulator.replay import Replay
 from dtrrun.simulator.schedule import schedule_of
 from dtrrun.simulator.simulate import simulate
+from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
 
 SEED = 7
@@ -34,13 +36,17 @@ def wanted(log, **options):
     return facts, sweep.cells(facts, ["lru", "h_dtr_eq"], budgets, ("eager", "ignore"), **options)
 
 
+def swept(cells, jobs=1):
+    return [row for _, row in sorted(sweep.run_all(sweep.run_cell, cells, jobs), key=itemgetter(0))]
+
+
 def alike(rows):
     return [dataclasses.replace(row, seconds=0) for row in rows]
 
 
 def test_every_combination_has_its_row_in_order(log):
     (facts,), cells = wanted(log, limit=8)
-    rows = sweep.sweep(cells)
+    rows = swept(cells)
     assert len(rows) == 2 * 2 * 4
     for cell, row in zip(cells, rows, strict=True):
         outcome = simulate(
@@ -68,18 +74,18 @@ def test_every_combination_has_its_row_in_order(log):
 
 def test_a_budget_that_does_not_do_ends_nothing(log):
     facts = sweep.read_facts([log])
-    rows = sweep.sweep(sweep.cells(facts, ["lru"], [sweep.Budget(nbytes=1), sweep.Budget(ratio=1.0)]))
+    rows = swept(sweep.cells(facts, ["lru"], [sweep.Budget(nbytes=1), sweep.Budget(ratio=1.0)]))
     assert [row.status for row in rows] == ["oom", "ok"]
 
 
 def test_processes_give_the_same_rows(log):
     _, cells = wanted(log)
-    assert alike(sweep.sweep(cells, jobs=2)) == alike(sweep.sweep(cells))
+    assert alike(swept(cells, jobs=2)) == alike(swept(cells))
 
 
 def test_who_stops_leaves_no_process_behind(log):
     _, cells = wanted(log)
-    rows = sweep.run_cells(cells, jobs=2)
+    rows = sweep.run_all(sweep.run_cell, cells, 2)
     next(rows)
     rows.close()
     patience = time.monotonic() + 20  # the pool's own thread may be the first to learn of the end
