@@ -20,7 +20,7 @@ from dtrrun.research.planned import PlanRow, plan_cells, run_planner
 from dtrrun.research.theory import THEORIES
 from dtrrun.settings import OUTPUT, option
 from dtrrun.simulator import sweep
-from dtrrun.simulator.simulate import DEALLOCATIONS
+from dtrrun.simulator.replay import DEALLOCATIONS
 from dtrrun.sizes import parse_size
 from dtrrun.values import Reader
 from dtrrun.views.simulation import print_simulation

@@ -18,6 +18,9 @@ from dtrrun.core.heuristics import make_heuristic
 
 from .schedule import Schedule
 
+DEALLOCATIONS = ("eager", "banish", "ignore")
+"""What happens to a storage when the program's last reference to it is released (App. C.5)."""
+
 
 class Stopped(Exception):
     """Raised when the replay cannot go on; `status` says why."""
@@ -62,30 +65,36 @@ with "run" and the number of an operator that is about to run."""
 
 
 class Replay:
-    """One run of a schedule, or of operators that are added while it runs."""
+    """One run of a schedule, or of operators that are added while it runs.
+
+    budget_bytes: None for no budget.
+    """
 
     def __init__(
         self,
         schedule: Schedule,
         budget_bytes: int | None,
-        heuristic: str,
+        heuristic: str = "h_dtr_eq",
         *,
-        seed: int = 0,
-        latest: bool = False,
-        scan: bool = False,
-        limit: float = 2.0,
-        requeue: bool = False,
         deallocation: str = "eager",
+        limit: float = 2.0,
+        paper_ties: bool = True,
+        scan: bool = False,
+        seed: int = 0,
         observer: Observer | None = None,
         previous: Schedule | None = None,
     ) -> None:
-        """heuristic, seed, latest, scan: as for `make_policy`.
+        """heuristic, seed: as for `make_policy`.
 
-        limit: multiple of the plain run's time; a run that recomputes more ends as `thrash` (Sec. 4.2).
-        requeue: reinsert storages into the pool after they were locked, as in the paper; this only affects
-        ties. deallocation: eager, banish or ignore. previous: the previous step, known to a heuristic with
-        foresight. Raises ValueError for an unknown name, and CannotBuild.
+        deallocation: one of DEALLOCATIONS. limit: multiple of the plain run's time; a run that recomputes
+        more ends as `thrash` (Sec. 4.2). paper_ties: among equal scores, choose the storage inserted last,
+        with locked ones reinserted, as the authors' simulator does; otherwise the one inserted first. scan:
+        find the least score by computing all, as the paper does. previous: the previous step, known to a
+        heuristic with foresight; if None, one like this. Raises ValueError for an unknown name, and
+        CannotBuild.
         """
+        if deallocation not in DEALLOCATIONS:
+            raise ValueError(f"{deallocation!r} is not one of {', '.join(DEALLOCATIONS)}")
         self.schedule = schedule
         self._plain_time = schedule.cost
         rule = make_heuristic(heuristic, seed)
@@ -93,15 +102,15 @@ class Replay:
             rule,
             budget_bytes,
             (limit - 1) * self._plain_time if limit < inf else inf,
-            latest,
+            paper_ties,
             scan,
-            requeue,
+            paper_ties,
             deallocation,
             observer,
         )
         self.core.add(schedule.core)
         if rule.foresight:  # foresight must not keep the replay alive
-            self.core.foresee(Foresight(weakref.proxy(self), [] if previous is None else [previous.step]))
+            self.core.foresee(Foresight(weakref.proxy(self), [(previous or schedule).step]))
 
     @property
     def age(self) -> int:
@@ -128,3 +137,12 @@ class Replay:
             perf_counter() - started,
             chosen=core.chosen,
         )
+
+
+def simulate(*given: Any, count: bool = False, **options: Any) -> ReplayOutcome:
+    """Run a `Replay` of these arguments. count: whether to count storage accesses (App. D.3)."""
+    replay = Replay(*given, **options)
+    outcome = replay.run()
+    if count:
+        outcome.accesses = replay.core.accesses
+    return outcome

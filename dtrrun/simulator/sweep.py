@@ -23,8 +23,8 @@ from . import PORTFOLIO
 from .live import device_of, predict, watched_steps
 from .log import Instruction, LogError, read_log
 from .portfolio import Replayer, find
+from .replay import simulate
 from .schedule import Schedule, read_schedule
-from .simulate import simulate
 
 C = TypeVar("C")
 R = TypeVar("R")

@@ -8,8 +8,8 @@ from dtrrun.research.graph_schedule import schedule_of_graph
 from dtrrun.research.planned import NODES, graph_of
 from dtrrun.research.planners import Graph, Infeasible, Plan, chain, group, lower_bound, plan, run
 from dtrrun.simulator.portfolio import find
+from dtrrun.simulator.replay import simulate
 from dtrrun.simulator.schedule import Schedule, read_schedule
-from dtrrun.simulator.simulate import simulate
 from dtrrun.simulator.sweep import log_name
 from tests.bench.runs import ROOT
 from tests.bench.section import Section

@@ -4,9 +4,8 @@ from functools import partial
 from typing import Any
 
 from dtrrun.simulator.portfolio import find
-from dtrrun.simulator.replay import ReplayOutcome
+from dtrrun.simulator.replay import ReplayOutcome, simulate
 from dtrrun.simulator.schedule import Schedule
-from dtrrun.simulator.simulate import simulate
 from tests.bench.section import Section
 
 PAPER = ("h_dtr", "h_dtr_eq", "msps")

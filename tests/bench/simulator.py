@@ -19,9 +19,8 @@ from typing import Any
 from rich.console import Console
 
 from dtrrun.simulator.log import Call, Constant, Instruction, Release
-from dtrrun.simulator.replay import ReplayOutcome
+from dtrrun.simulator.replay import ReplayOutcome, simulate
 from dtrrun.simulator.schedule import Schedule, read_schedule, schedule_of
-from dtrrun.simulator.simulate import simulate
 from dtrrun.simulator.sweep import RATIOS, log_name
 from tests.bench.optimum import optimum
 from tests.bench.rules import rules

@@ -14,9 +14,8 @@ from dtrrun.research.graph_schedule import schedule_of_graph
 from dtrrun.research.planned import graph_of
 from dtrrun.research.planners import Graph, Node, chain, group, in_order, lower_bound, run
 from dtrrun.research.planners.plan import with_frees
-from dtrrun.simulator.replay import ReplayOutcome
+from dtrrun.simulator.replay import Replay, ReplayOutcome, simulate
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import prepare, simulate
 from tests.unit.simulator_logs import random_log
 
 HEURISTICS = ("h_dtr", "h_dtr_eq", "h_chain", "lru")
@@ -33,7 +32,7 @@ def computed(graph: Graph, budget: int, heuristic: str) -> tuple[ReplayOutcome, 
         elif event == "compute":
             runs[-1][1].add(number)
 
-    outcome = prepare(schedule, budget, heuristic, limit=inf, observer=seen).run()
+    outcome = Replay(schedule, budget, heuristic, limit=inf, observer=seen).run()
     sequence: list[int] = []
     for number, fresh in runs[: len(runs) - (outcome.status != "ok")]:  # the last one found no room
         first, *others = schedule.operators[number].outputs

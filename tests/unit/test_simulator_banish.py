@@ -6,9 +6,8 @@ from typing import NamedTuple
 import pytest
 
 from dtrrun.simulator.log import Call, Constant, Release
-from dtrrun.simulator.replay import Replay
+from dtrrun.simulator.replay import Replay, simulate
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import prepare, simulate
 from tests.unit.simulator_logs import random_log
 from tests.unit.simulator_oracle import Oracle
 
@@ -45,7 +44,7 @@ def test_the_random_logs_try_everything():
     for seed in SEEDS:
         schedule = schedule_of(random_log(seed, 40), "random")
         for share in SHARES:
-            replay = prepare(
+            replay = Replay(
                 schedule,
                 int(schedule.peak_bytes * share),
                 "lru",

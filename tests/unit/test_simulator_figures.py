@@ -12,8 +12,8 @@ from dtrrun.research.figures import MissingMatplotlib, draw
 from dtrrun.research.figures.slowdown import draw_slowdown
 from dtrrun.research.figures.trace import trace
 from dtrrun.simulator import sweep
+from dtrrun.simulator.replay import simulate
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import simulate
 from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
 

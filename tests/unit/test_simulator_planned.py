@@ -7,8 +7,8 @@ import pytest
 from dtrrun.research.planned import NAMES, PlanCell, graph_of, plan_cells, run_planner
 from dtrrun.simulator import sweep
 from dtrrun.simulator.log import Annotate, Call, Constant, Release
+from dtrrun.simulator.replay import simulate
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import simulate
 from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
 

@@ -6,8 +6,8 @@ import pytest
 
 from dtrrun.simulator.log import Call
 from dtrrun.simulator.portfolio import STARTS, find
+from dtrrun.simulator.replay import simulate
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import simulate
 from tests.unit.simulator_logs import random_log
 
 FORESEEING = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dtrrun.simulator.replay import simulate
 from dtrrun.simulator.schedule import read_schedule
-from dtrrun.simulator.simulate import simulate
 
 FOLDER = os.environ.get("REFERENCE_LOGS")
 

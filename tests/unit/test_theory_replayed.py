@@ -19,9 +19,8 @@ from dtrrun.research.theory import (
 from dtrrun.research.theory.adversary import least_cost
 from dtrrun.research.theory.measure import root_budget
 from dtrrun.simulator.log import read_log
-from dtrrun.simulator.replay import Stopped
+from dtrrun.simulator.replay import Stopped, simulate
 from dtrrun.simulator.schedule import schedule_of
-from dtrrun.simulator.simulate import simulate
 from tests.log_files import write_log
 
 HEURISTICS = ("e_star", "h_dtr", "h_dtr_eq", "h_dtr_local", "h_chain", "h_next", "lru", "size")

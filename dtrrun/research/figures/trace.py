@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dtrrun.simulator.replay import Replay
 from dtrrun.simulator.schedule import Schedule
-from dtrrun.simulator.simulate import prepare
 
 from .style import COLOURS, grid, legend, save, styled
 
@@ -51,9 +51,7 @@ def trace(
             seen.add(place)
         found.memory.append((now, replay.core.memory))
 
-    replay = prepare(
-        schedule, budget_bytes, heuristic, deallocation=deallocation, limit=limit, observer=watch
-    )
+    replay = Replay(schedule, budget_bytes, heuristic, deallocation=deallocation, limit=limit, observer=watch)
     replay.run()
     found.end = replay.core.clock
     found.spans += [(place, begin, found.end, place in seen) for place, begin in since.items()]

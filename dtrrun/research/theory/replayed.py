@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from dtrrun.simulator.replay import Stopped
+from dtrrun.simulator.replay import Replay, Stopped
 from dtrrun.simulator.schedule import CONSTANT, Schedule
-from dtrrun.simulator.simulate import prepare
 
 OPERATOR = "f"
 
@@ -31,9 +30,9 @@ class Replayed:
         """budget: in tensors. most: operations; a program that needs more ends as `thrash`.
 
         previous: the previous step, known to a heuristic with foresight; if None, it knows nothing. options:
-        as for `prepare`. `compute` raises Stopped if nothing is left to evict, or `most` is exceeded.
+        as for `Replay`. `compute` raises Stopped if nothing is left to evict, or `most` is exceeded.
         """
-        self.replay = prepare(
+        self.replay = Replay(
             Schedule("theory"),
             budget,
             heuristic,
