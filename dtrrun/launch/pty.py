@@ -15,7 +15,6 @@ import struct
 import termios
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 STDOUT, STDERR = 1, 2
 READ_BYTES = 65536  # maximum; the kernel returns 4 KiB at a time
@@ -75,9 +74,7 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _release_slave(self) -> None:

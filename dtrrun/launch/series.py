@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from dtrrun.telemetry.fields import PARTS
@@ -89,7 +90,7 @@ class Series:
     def _show_peak(self, began: float, ended: float, peak: int) -> None:
         """Add a peak, which usually falls between two samples, to the largest sample of its step."""
         rows = self.samples.rows
-        first, last = (bisect_right(rows, at, key=_seconds) for at in (began, ended))
+        first, last = (bisect_right(rows, at, key=itemgetter("seconds")) for at in (began, ended))
         if last and peak:
             highest = max(rows[min(first, last - 1) : last], key=lambda row: row["resident_most_bytes"])
             highest["resident_most_bytes"] = max(highest["resident_most_bytes"], peak)
@@ -111,11 +112,6 @@ class Series:
 
 def _part(step: Row, part: str) -> float:
     return (step.get(f"{part}_ns") or 0) / 1e9
-
-
-def _seconds(row: Row) -> float:
-    seconds: float = row["seconds"]
-    return seconds
 
 
 def _columns(rows: list[Row]) -> dict[str, list[Any]]:

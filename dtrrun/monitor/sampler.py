@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from dtrrun.monitor.ladder import Ladder, on_gpu
@@ -65,9 +64,7 @@ class Sampler:
     def __enter__(self) -> Sampler:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(PATIENCE_SECONDS)

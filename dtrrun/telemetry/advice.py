@@ -107,9 +107,9 @@ def _compact(nbytes: int) -> str:
 def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
     """Like `advice`, from the error table of a record (docs/report.md), in which every field is
     optional."""
-    least = max(least_bytes, *(_bytes(error, name) for name in ("least_budget_bytes", "called_bytes")))
+    least = max(least_bytes, *(bytes_of(error, name) for name in ("least_budget_bytes", "called_bytes")))
     names = "expected_bytes", "likely_bytes", "plain_bytes"
-    advised = Advised.of(least, *(_bytes(error, name) for name in names))
+    advised = Advised.of(least, *(bytes_of(error, name) for name in names))
     training = error.get("training")
     name = str(error.get("called") or error.get("operator") or "")
     slowdown = error.get("expected_slowdown")
@@ -118,6 +118,7 @@ def advice_of(error: Mapping[str, Any], least_bytes: int = 0) -> str:
     return advice(name, advised, training if isinstance(training, dict) else None)
 
 
-def _bytes(error: Mapping[str, Any], name: str) -> int:
-    size = error.get(name)
+def bytes_of(table: Mapping[str, Any], name: str) -> int:
+    """Return a number of bytes; 0 if the table has none of that name."""
+    size = table.get(name)
     return size if isinstance(size, int) else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dtrrun.telemetry.advice import bytes_of
 from dtrrun.telemetry.fields import ENOUGH_STEPS, OVERHEADS, PARTS
 from dtrrun.telemetry.record import Snapshot
 from dtrrun.telemetry.times import breakdown
@@ -74,8 +75,7 @@ def other_gpus(snapshot: Snapshot) -> list[dict[str, int]]:
 
 def least_bytes_of(error: Row) -> int:
     """Return the least budget that an error about the budget names."""
-    nbytes = error.get("least_budget_bytes")
-    return nbytes if isinstance(nbytes, int) else 0
+    return bytes_of(error, "least_budget_bytes")
 
 
 PLACE = ("module", "line", "name")
@@ -106,6 +106,12 @@ def step_slowdown(snapshots: Iterable[Snapshot]) -> float | None:
     return max((float(one) for one in told if isinstance(one, (int, float))), default=None)
 
 
+def sums(rows: Iterable[Row], names: Iterable[str]) -> Row:
+    """Return the sums of these fields."""
+    rows = list(rows)
+    return {name: sum(row.get(name) or 0 for row in rows) for name in names}
+
+
 def merged(rows: Iterable[Row], key: str, order: str) -> list[Row]:
     """Merge rows with equal `key` by adding their numbers; largest `order` first."""
     found: dict[Any, Row] = {}
@@ -121,35 +127,20 @@ HOLDERS = 3
 """How many holders the report names for each reason."""
 
 
-def pinned(snapshots: Iterable[Snapshot]) -> list[Row]:
-    """Return what could not be evicted by reason, largest first, with what holds most of it."""
-    return merged_pinned(table(snapshots, "pinned"))
-
-
 def merged_pinned(rows: Sequence[Row]) -> list[Row]:
-    """Merge rows of what could not be evicted."""
+    """Return what could not be evicted by reason, largest first, with what holds most of it."""
     found = merged(rows, "reason", "bytes")
     for one in found:
         lists = [row.get("held_by") for row in rows if row.get("reason") == one["reason"]]
         holders = [
             held for each in lists if isinstance(each, list) for held in each if isinstance(held, dict)
         ]
-        one["held_by"] = sorted(holders, key=_nbytes, reverse=True)[:HOLDERS]
+        one["held_by"] = sorted(holders, key=lambda held: bytes_of(held, "bytes"), reverse=True)[:HOLDERS]
     return found
 
 
-def _nbytes(row: Row) -> int:
-    nbytes = row.get("bytes")
-    return nbytes if isinstance(nbytes, int) else 0
-
-
-def places(snapshots: Iterable[Snapshot]) -> list[Row]:
-    """Return where the program called the operators that were run again, costliest first."""
-    return merged_places(table(snapshots, "places"))
-
-
 def merged_places(rows: Iterable[Row]) -> list[Row]:
-    """Merge rows of places."""
+    """Return where the program called the operators that were run again, costliest first."""
     placed = [{**row, "place": tuple(row.get(name) for name in PLACE)} for row in rows]
     found = merged(placed, "place", "seconds")
     return [dict(zip(PLACE, row.pop("place"), strict=True)) | row for row in found]

@@ -19,12 +19,13 @@ from dtrrun.views.panels import (
     columns_table,
     console_for,
     facts_table,
-    fitting,
     heading,
+    narrowed,
     operators_table,
     places_table,
     print_to,
     rematerialized,
+    rows_table,
 )
 from dtrrun.views.text import (
     SOURCE,
@@ -197,27 +198,18 @@ def _violations(violations: dict[str, Any]) -> str:
 def _processes(processes: list[dict[str, Any]], width: int) -> RenderableType:
     """Return one line per process, omitting the least important figures that do not fit."""
     rows = [_cells(process) for process in processes[: 2 * MOST]]
-    left_out = ["rematerializations"]
+    unused = ["rematerializations"]
     if not any(process["driver_source"] for process in processes):
-        left_out += ["driver", "source"]
+        unused += ["driver", "source"]
     if not any((process.get("waited_share") or 0) >= SHOWN_WAITS for process in processes):
-        left_out += ["waited"]
-    names = [name for name in rows[0] if name not in left_out]
-    first = [name if name != "remat." else "rematerializations" for name in names]
-    tables = [] if "driver" in names else [_table(rows, first)]
-    for name in ("", "source", "evictions", "cost", "remat.", "waited", "steps"):
-        names = [one for one in names if one != name]
-        tables.append(_table(rows, names))
-    table = fitting(width, *tables)
+        unused += ["waited"]
+    names = [name for name in rows[0] if name not in unused]
+    long = [name if name != "remat." else "rematerializations" for name in names]
+    wider = [] if "driver" in names else [rows_table(rows, long)]
+    left_out = ["source", "evictions", "cost", "remat.", "waited", "steps"]
+    table = narrowed(width, rows, names, left_out, *wider)
     left = len(processes) - 2 * MOST
     return Group(table, Text(f"… and {left} more", style="dim")) if left > 0 else table
-
-
-def _table(rows: list[dict[str, str | Text]], names: list[str]) -> Table:
-    table = columns_table(*("" if name == "status" else name for name in names))
-    for row in rows:
-        table.add_row(*(row[name] for name in names))
-    return table
 
 
 def _cells(process: dict[str, Any]) -> dict[str, str | Text]:

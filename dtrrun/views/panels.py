@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console, Group, OverflowMethod, RenderableType
@@ -87,6 +87,32 @@ def fitting(width: int, *tables: Table) -> Table:
     """Return the first table that fits into `width` columns, or the last if none does."""
     unlimited = Console(width=10_000)
     return next((one for one in tables if unlimited.measure(one).maximum <= width), tables[-1])
+
+
+def rows_table(rows: Iterable[Mapping[str, str | Text]], names: Sequence[str]) -> Table:
+    """Return a table of rows by column. The name of a `status` is not shown."""
+    table = columns_table(*("" if name == "status" else name for name in names))
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    return table
+
+
+def narrowed(
+    width: int,
+    rows: Sequence[Mapping[str, str | Text]],
+    names: Sequence[str],
+    left_out: Sequence[str],
+    *wider: Table,
+) -> Table:
+    """Return a table of rows without the columns that do not fit, as few as possible from `left_out`.
+
+    wider: tables that are better, if one of them fits.
+    """
+    tables = [*wider, rows_table(rows, names)]
+    for name in left_out:
+        names = [one for one in names if one != name]
+        tables.append(rows_table(rows, names))
+    return fitting(width, *tables)
 
 
 def memory_bar(pinned: int, evictable: int, resident: int, whole: int, width: int) -> Text:

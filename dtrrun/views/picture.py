@@ -21,10 +21,9 @@ from dtrrun.views.panels import (
     OVER,
     PINNED,
     breakdown_table,
-    columns_table,
     console_for,
-    fitting,
     memory_bar,
+    narrowed,
     operators_table,
     rematerialized,
 )
@@ -219,13 +218,8 @@ def _processes(shown: Sequence[Snapshot], rates: Rates, most: int, columns: int)
     names = list(rows[0])
     if not any(snapshot.driver for snapshot in shown):
         names = [one for one in names if one not in ("driver", "source")]
-    tables = []
-    for left_out in ("", "pinned", "evictable", "source", "slowdown", "evicted", "budget", "evictions"):
-        names = [one for one in names if one != left_out]
-        tables.append(columns_table(*names))
-        for row in rows:
-            tables[-1].add_row(*(row[one] for one in names))
-    return fitting(columns, *tables)
+    left_out = ("pinned", "evictable", "source", "slowdown", "evicted", "budget", "evictions")
+    return narrowed(columns, rows, names, left_out)
 
 
 def _cells(

@@ -13,13 +13,14 @@ from dtrrun.telemetry.times import bound_by, breakdown
 from dtrrun.views.figures import (
     least_bytes_of,
     merged,
+    merged_pinned,
+    merged_places,
     operators,
     other_gpus,
-    pinned,
-    places,
     run_slowdown,
     slowdown,
     step_slowdown,
+    sums,
     table,
     too_few,
     total,
@@ -131,8 +132,8 @@ def _figures(snapshots: Sequence[Snapshot], verify: bool) -> dict[str, Any]:
         "native": _native(snapshots),
         "compiled": _compiled(snapshots),
         "operators": operators(snapshots),
-        "places": places(snapshots),
-        "pinned": pinned(snapshots),
+        "places": merged_places(table(snapshots, "places")),
+        "pinned": merged_pinned(table(snapshots, "pinned")),
         "warnings": merged(table(snapshots, "warnings"), "text", "count"),
         "verify": {
             "enabled": verify,
@@ -194,10 +195,8 @@ def _native(snapshots: Sequence[Snapshot]) -> dict[str, Any] | None:
     found = [native for one in snapshots if (native := one.values("native")) is not None]
     if not found:
         return None
-    return {
-        **{name: sum(native.get(name) or 0 for native in found) for name in NATIVE_COUNTS},
-        "calls": merged((row for native in found for row in native.get("calls") or []), "name", "count"),
-    }
+    calls = merged((row for native in found for row in native.get("calls") or []), "name", "count")
+    return sums(found, NATIVE_COUNTS) | {"calls": calls}
 
 
 COMPILED_COUNTS = ("graphs", "kernels", "opaque")
@@ -205,8 +204,7 @@ COMPILED_COUNTS = ("graphs", "kernels", "opaque")
 
 def _compiled(snapshots: Sequence[Snapshot]) -> dict[str, int]:
     """Return what torch.compile generated, summed over the processes."""
-    found = [told for one in snapshots if (told := one.values("compiled")) is not None]
-    return {name: sum(told.get(name) or 0 for told in found) for name in COMPILED_COUNTS}
+    return sums((one.values("compiled") or {} for one in snapshots), COMPILED_COUNTS)
 
 
 RULE = {

@@ -8,21 +8,20 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from dtrrun.settings import RuntimeSettings
 from dtrrun.sizes import format_size
 from dtrrun.telemetry.run import Run
 from dtrrun.views.figures import run_slowdown, step_slowdown, total
-from dtrrun.views.panels import columns_table, fitting
+from dtrrun.views.panels import narrowed, rows_table
 from dtrrun.views.picture import picture, running
 from dtrrun.views.rates import Rates
 from dtrrun.views.text import duration, plain, times_as_long
 
 COLUMNS = ("pid", "procs", "device", "budget", "tensors", "peak", "steps", "slowdown", "time", "target")
 SCRIPTS = (".py", ".sh")
-LEFT_OUT = ("", "device", "tensors", "time", "steps", "procs", "budget", "slowdown")
+LEFT_OUT = ("device", "tensors", "time", "steps", "procs", "budget", "slowdown")
 """Columns that do not fit are omitted in this order."""
 TARGET = 16, 26
 """Minimum width of the target's name, if it is that long; and if its script's name is."""
@@ -37,26 +36,13 @@ def runs_table(runs: Sequence[Run], width: int) -> RenderableType:
     if not runs:
         return Text("no dtrrun run is in progress")
     rows = [dict(zip(COLUMNS, _cells(run), strict=True)) for run in runs]
-    names, tables = list(COLUMNS), []
     scripts = [len(target(run).partition(" ")[0]) for run in runs]
     least = min(max(TARGET[0], *scripts), TARGET[1])
-    for left_out in LEFT_OUT:
-        names = [one for one in names if one != left_out]
-        tables.append(_table(rows, names, least))
-    needed = fitting(width, *tables)
-    table = _table(rows, [str(column.header) for column in needed.columns], None)
+    short = [row | {"target": row["target"][:least]} for row in rows]
+    needed = narrowed(width, short, COLUMNS, LEFT_OUT)
+    table = rows_table(rows, [str(column.header) for column in needed.columns])
     last = table.columns[-1]  # if there is little room, the target's name is truncated
     last.justify, last.no_wrap = "left", False
-    return table
-
-
-def _table(rows: Sequence[dict[str, str | Text]], names: Sequence[str], longest: int | None) -> Table:
-    """Return a table of these columns. longest: limit for the target's name."""
-    table = columns_table(*names)
-    for row in rows:
-        *cells, last = (row[one] for one in names)
-        assert isinstance(last, Text)
-        table.add_row(*cells, last if longest is None else last[:longest])
     return table
 
 

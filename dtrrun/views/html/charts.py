@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from dtrrun.telemetry.fields import PARTS
@@ -24,6 +25,8 @@ SAMPLES = (
     "rematerializations",
 )
 SHARES = (*PARTS, "other")
+
+FIRST, LAST = itemgetter(0), itemgetter(-1)
 
 Json = dict[str, Any]
 
@@ -115,25 +118,17 @@ def _process(process: Mapping[str, Any], of_report: Mapping[str, Any]) -> Json:
 def _halved(process: Json) -> Json:
     """Merge adjacent values in pairs."""
     samples, steps = process["samples"], process["steps"]
-    how = {"seconds": _first, "resident_least_bytes": min, "resident_most_bytes": max}
+    how = {"seconds": FIRST, "resident_least_bytes": min, "resident_most_bytes": max}
     how |= {"evictions": sum, "rematerializations": sum}
-    of_steps = {"first": _first, "last": _last, "ended": _last}
+    of_steps = {"first": FIRST, "last": LAST, "ended": LAST}
     return process | {
-        "samples": {name: _pairs(values, how.get(name, _last)) for name, values in samples.items()},
+        "samples": {name: _pairs(values, how.get(name, LAST)) for name, values in samples.items()},
         "steps": {name: _pairs(values, of_steps.get(name, sum)) for name, values in steps.items()},
     }
 
 
 def _pairs(values: Sequence[float], merge: Any) -> list[float]:
     return [merge(values[at : at + 2]) for at in range(0, len(values), 2)]
-
-
-def _first(values: Sequence[float]) -> float:
-    return values[0]
-
-
-def _last(values: Sequence[float]) -> float:
-    return values[-1]
 
 
 def _size(process: Json) -> int:
