@@ -49,14 +49,8 @@ class DriverUse:
     """The largest excess."""
 
 
-def read(record_dir: str, pid: int) -> int | None:
-    """Return the bytes last shown by the driver for process `pid`, by a per-process source; or None."""
-    figure = read_figure(record_dir, pid)
-    return figure.nbytes if figure is not None and figure.source in PER_PROCESS else None
-
-
 def read_figure(record_dir: str, pid: int) -> Figure | None:
-    """Return the last reading with its time and source, whatever the source."""
+    """Return the last reading for process `pid`, whatever its source; None if there is none."""
     try:
         descriptor = os.open(_path(record_dir, pid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

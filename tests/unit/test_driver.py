@@ -7,32 +7,25 @@ import sys
 
 import pytest
 
+from dtrrun.runtime.cuda.session import driver_bytes
 from dtrrun.telemetry import driver
-from dtrrun.telemetry.driver import SOURCES, Figure, read, read_figure, write
+from dtrrun.telemetry.driver import SOURCES, Figure, read_figure, write
 
 
 def test_the_newest_figure_is_read(tmp_path):
     folder = str(tmp_path)
-    assert read(folder, 7) is None
-    for time in (1, 2, 3, 4, 5):
-        figure = Figure(time * 1000, time, "nvml_pid")
+    assert read_figure(folder, 7) is None
+    for time, source in enumerate(SOURCES, 1):
+        figure = Figure(time * 1000, time, source)
         write(folder, 7, figure)
         assert read_figure(folder, 7) == figure
-    assert read(folder, 7) == 5000
-    assert read(folder, 8) is None
+    assert read_figure(folder, 8) is None
 
 
 @pytest.mark.parametrize(("source", "known"), [*zip(SOURCES, (True, True, True, False, False), strict=True)])
-def test_only_what_is_of_the_process_itself_is_told(tmp_path, source, known):
-    write(str(tmp_path), 7, Figure(500, 1, source))
-    assert read(str(tmp_path), 7) == (500 if known else None)
-    assert read_figure(str(tmp_path), 7).source == source
-
-
-def test_a_figure_that_is_an_estimate_again_hides_the_one_before(tmp_path):
-    write(str(tmp_path), 7, Figure(500, 1, "nvml_pid"))
-    write(str(tmp_path), 7, Figure(400, 2, "reserved_overhead"))
-    assert read(str(tmp_path), 7) is None
+def test_a_session_uses_only_what_is_of_the_process_itself(tmp_path, source, known):
+    write(str(tmp_path), os.getpid(), Figure(500, 3 * 10**9, source))
+    assert driver_bytes(str(tmp_path)) == ((500, 3.0) if known else None)
 
 
 def test_the_file_is_private(tmp_path):
@@ -47,10 +40,10 @@ def test_a_torn_slot_gives_way_to_the_one_before(tmp_path):
     path = tmp_path / "7.driver"
     whole = path.read_bytes()
     path.write_bytes(whole.replace((222).to_bytes(8, "little"), (333).to_bytes(8, "little")))
-    assert read(str(tmp_path), 7) == 111
+    assert read_figure(str(tmp_path), 7).nbytes == 111
     write(str(tmp_path), 7, Figure(444, 3, "nvml_pid"))  # into the slot that was torn
     assert path.read_bytes().count((111).to_bytes(8, "little")) == 1
-    assert read(str(tmp_path), 7) == 444
+    assert read_figure(str(tmp_path), 7).nbytes == 444
 
 
 @pytest.mark.parametrize("length", [0, 1, 27])
@@ -64,7 +57,7 @@ def test_a_file_that_has_only_begun(tmp_path, length):
 def test_a_link_is_not_followed(tmp_path):
     write(str(tmp_path), 8, Figure(1, 1, "nvml_pid"))
     os.symlink(tmp_path / "8.driver", tmp_path / "7.driver")
-    assert read(str(tmp_path), 7) is None
+    assert read_figure(str(tmp_path), 7) is None
     with pytest.raises(OSError, match=r"7\.driver"):
         write(str(tmp_path), 7, Figure(1, 1, "nvml_pid"))
 

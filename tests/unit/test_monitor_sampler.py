@@ -78,7 +78,7 @@ def test_what_it_sees_is_shown_and_told_to_the_process(tmp_path, record, gpu):
         watched.start()
         until(lambda: watched.use(tmp_path))
         assert watched.use(tmp_path) == driver.DriverUse("GPU-a", GIB + 5, GIB + 5, "nvml_pid")
-        assert driver.read(str(tmp_path), ME) == GIB + 5
+        assert driver.read_figure(str(tmp_path), ME).nbytes == GIB + 5
     assert watched.lines == []
     assert watched.nvml.open == 0
 
@@ -146,7 +146,7 @@ def test_a_driver_that_goes_is_said_once(tmp_path, record, gpu):
             watched.sampler.sample()
             assert watched.use(tmp_path).source == "reserved_overhead"
             assert watched.use(tmp_path).nbytes == GIB + 7
-            assert driver.read(str(tmp_path), ME) is None
+            assert driver.read_figure(str(tmp_path), ME).source == "reserved_overhead"
             gpu.lost = False
             watched.sampler.sample()
     (line,) = watched.lines

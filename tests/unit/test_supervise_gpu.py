@@ -25,12 +25,13 @@ for name, value in {"budget_bytes": 2 << 30, "reserved_bytes": 1 << 30, "steps":
 writer.publish({})
 signal.signal(signal.SIGTERM, lambda *_: (writer.close(), sys.exit(int(sys.argv[3]))))
 end = time.monotonic() + 20
-while driver.read(folder, os.getpid()) is None and sys.argv[2] == "cuda" and time.monotonic() < end:
+while driver.read_figure(folder, os.getpid()) is None and sys.argv[2] == "cuda" and time.monotonic() < end:
     time.sleep(0.01)
 if sys.argv[4] == "stay":
     time.sleep(20)
 writer.close()
-print("told", driver.read(folder, os.getpid()))
+figure = driver.read_figure(folder, os.getpid())
+print("told", figure and figure.nbytes)
 """
 
 

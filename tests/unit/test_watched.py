@@ -34,9 +34,9 @@ def test_the_processes_on_a_gpu_are_told_what_the_driver_shows(nvml, folder, dev
     with watched(RuntimeSettings(device=device), folder, nvml) as shown:
         nvml.gpus[0].compute = {ME: GIB + 5}
         end = time.monotonic() + 10.0
-        while (figure := driver.read(folder, ME)) is None and time.monotonic() < end:
+        while (figure := driver.read_figure(folder, ME)) is None and time.monotonic() < end:
             time.sleep(0.01)
-        assert figure == GIB + 5
+        assert figure.nbytes == GIB + 5
         [snapshot] = shown(read_all(folder))
         assert snapshot.driver == driver.DriverUse("GPU-a", GIB + 5, GIB + 5, "nvml_pid")
     assert nvml.open == 0
@@ -48,4 +48,4 @@ def test_on_the_cpu_nobody_asks_it(nvml, folder):
         time.sleep(0.3)
         [snapshot] = shown(read_all(folder))
         assert snapshot.driver is None
-    assert driver.read(folder, ME) is None
+    assert driver.read_figure(folder, ME) is None
