@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from dtrrun.simulator.log import START, Annotate, Call, Constant, Copy, CopyFrom, Instruction, Mutate, Release
 
 
-def write_log(instructions: Iterable[Instruction], file: IO[str]) -> None:
-    """Write a log that `read_log` reads, beginning with the START annotation."""
-    first = True
-    for one in instructions:
-        if first and not (isinstance(one, Annotate) and one.text == START):
-            _write(Annotate(START), file)
-        first = False
-        _write(one, file)
+def write_log(log: Sequence[Instruction], path: str | Path) -> None:
+    """Write a log that `read_log` reads, beginning with the START annotation; compressed if for a `.gz`."""
+    if log and not (isinstance(log[0], Annotate) and log[0].text == START):
+        log = [Annotate(START), *log]
+    lines = (json.dumps(line, separators=(",", ":")) for one in log for line in _with_facts(one))
+    text = "".join(f"{line}\n" for line in lines).encode()
+    Path(path).write_bytes(gzip.compress(text) if Path(path).suffix == ".gz" else text)
 
 
-def _write(one: Instruction, file: IO[str]) -> None:
-    facts = None if isinstance(one, (Copy, CopyFrom)) else one.facts
-    for fields in _lines_of(one):
-        if facts is not None:
-            fields, facts = {**fields, "DTRRUN": facts}, None
-        file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+def _with_facts(one: Instruction) -> Iterator[dict[str, Any]]:
+    first, *others = ({"INSTRUCTION": kind, **fields} for kind, fields in _lines_of(one))
+    yield first if getattr(one, "facts", None) is None else {**first, "DTRRUN": one.facts}
+    yield from others
 
 
-def _lines_of(one: Instruction) -> Iterator[dict[str, Any]]:
-    if isinstance(one, Constant):
-        yield {"INSTRUCTION": "CONSTANT", "NAME": one.name}
-        yield {"INSTRUCTION": "MEMORY", "NAME": one.name, "MEMORY": str(one.nbytes)}
-    elif isinstance(one, Call):
-        yield {
-            "INSTRUCTION": "CALL",
-            "NAME": one.operator,
-            "ARGS": list(one.inputs),
-            "RESULT": list(one.outputs),
-            "TIME": str(one.cost),
-        }
-        for name, nbytes, alias in zip(one.outputs, one.nbytes, one.aliases, strict=True):
-            yield {"INSTRUCTION": "MEMORY", "NAME": name, "MEMORY": str(nbytes)}
-            yield {"INSTRUCTION": "ALIAS", "NAME": name, "ALIAS": str(alias)}
-    elif isinstance(one, Mutate):
-        yield {
-            "INSTRUCTION": "MUTATE",
-            "NAME": one.operator,
-            "ARGS": list(one.inputs),
-            "MUTATE": list(one.mutated),
-            "TIME": str(one.cost),
-        }
-    elif isinstance(one, Copy):
-        yield {"INSTRUCTION": "COPY", "DST": one.target, "SRC": one.source}
-    elif isinstance(one, CopyFrom):
-        yield {"INSTRUCTION": "COPY_FROM", "DST": one.target, "SRC": one.source}
-    elif isinstance(one, Release):
-        yield {"INSTRUCTION": "RELEASE", "NAME": one.name}
-    else:
-        yield {"INSTRUCTION": "ANNOTATE", "ANNOTATION": one.text}
+def _lines_of(one: Instruction) -> Iterator[tuple[str, dict[str, Any]]]:
+    match one:
+        case Constant(name, nbytes):
+            yield "CONSTANT", {"NAME": name}
+            yield "MEMORY", {"NAME": name, "MEMORY": str(nbytes)}
+        case Call(operator, inputs, outputs, sizes, aliases, cost):
+            yield "CALL", {"NAME": operator, "ARGS": inputs, "RESULT": outputs, "TIME": str(cost)}
+            for name, nbytes, alias in zip(outputs, sizes, aliases, strict=True):
+                yield "MEMORY", {"NAME": name, "MEMORY": str(nbytes)}
+                yield "ALIAS", {"NAME": name, "ALIAS": str(alias)}
+        case Mutate(operator, inputs, mutated, cost):
+            yield "MUTATE", {"NAME": operator, "ARGS": inputs, "MUTATE": mutated, "TIME": str(cost)}
+        case Copy(target, source):
+            yield "COPY", {"DST": target, "SRC": source}
+        case CopyFrom(target, source):
+            yield "COPY_FROM", {"DST": target, "SRC": source}
+        case Release(name):
+            yield "RELEASE", {"NAME": name}
+        case Annotate(text):
+            yield "ANNOTATE", {"ANNOTATION": text}

@@ -143,11 +143,6 @@ def _check_whole(found: Sequence[Instruction], reader: _Lines) -> None:
         raise reader.error(f"the log was cut off: it ends with step {ended}, not {wanted}")
 
 
-def parse(lines: Iterable[str], name: str) -> Iterator[Instruction]:
-    """Yield the instructions of `lines`. name: for error messages. Raises LogError."""
-    return _instructions(_Lines(lines, name))
-
-
 def _instructions(reader: _Lines) -> Iterator[Instruction]:
     while (fields := reader.next()) is not None:
         kind, facts = reader.text("INSTRUCTION"), reader.facts()

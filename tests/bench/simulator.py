@@ -93,8 +93,7 @@ def _logs(folder: Path | None, made: Path, quick: bool) -> dict[str, Schedule]:
     paths = sorted((folder or ROOT / "tests" / "logs").glob("*.log*"))
     if not paths:
         paths = [made / "synthetic.log"]
-        with open(paths[0], "w") as file:
-            write_log(training(2_000), file)
+        write_log(training(2_000), paths[0])
     if quick:
         paths = [path for path in paths if path.stat().st_size < 500_000]
     return {log_name(str(path)): read_schedule(path) for path in paths}

@@ -22,8 +22,7 @@ def _wide(monkeypatch):
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "random.log"
-    with open(path, "w") as file:
-        write_log(random_log(7), file)
+    write_log(random_log(7), path)
     return str(path)
 
 

@@ -24,8 +24,7 @@ pytest.importorskip("matplotlib")
 def result(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     for seed in (1, 2):
-        with open(folder / f"random{seed}.log", "w") as file:
-            write_log(random_log(seed), file)
+        write_log(random_log(seed), folder / f"random{seed}.log")
     logs = sweep.read_facts([str(path) for path in sorted(folder.iterdir())])
     budgets = [sweep.Budget(ratio=share) for share in (1.0, 0.7, 0.4)]
     cells = sweep.cells(logs, ["h_dtr_eq", "lru", *ABLATION_NAMES[:2]], budgets)

@@ -1,7 +1,5 @@
 """Operator logs: what is read, what is written, and the error for a wrong line."""
 
-import gzip
-import io
 import json
 
 import pytest
@@ -15,7 +13,6 @@ from dtrrun.simulator.log import (
     LogError,
     Mutate,
     Release,
-    parse,
     read_log,
 )
 from tests.log_files import write_log
@@ -37,8 +34,7 @@ ALIAS = {"INSTRUCTION": "ALIAS", "NAME": "a", "ALIAS": "-1"}
 
 def test_what_is_written_is_read_again(tmp_path):
     path = tmp_path / "step.log"
-    with open(path, "w") as file:
-        write_log(EVERYTHING, file)
+    write_log(EVERYTHING, path)
     assert read_log(path) == EVERYTHING
 
 
@@ -54,8 +50,7 @@ def test_facts_of_our_own_are_kept(tmp_path):
         Release("w"),
     ]
     path = tmp_path / "step.log"
-    with open(path, "w") as file:
-        write_log(told, file)
+    write_log(told, path)
     assert read_log(path) == told
     path.write_text('{"INSTRUCTION":"RELEASE","NAME":"x","DTRRUN":3}')
     with pytest.raises(LogError, match="line 1: DTRRUN is 3, not an object"):
@@ -64,8 +59,7 @@ def test_facts_of_our_own_are_kept(tmp_path):
 
 def test_a_log_may_be_compressed(tmp_path):
     path = tmp_path / "step.log.gz"
-    with gzip.open(path, "wt") as file:
-        write_log(EVERYTHING, file)
+    write_log(EVERYTHING, path)
     assert read_log(path) == EVERYTHING
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(LogError, match="not a complete gzip file"):
@@ -74,10 +68,8 @@ def test_a_log_may_be_compressed(tmp_path):
 
 def test_what_stands_before_the_start_is_left_out(tmp_path):
     path = tmp_path / "step.log"
-    file = io.StringIO()
-    write_log(EVERYTHING[:1], file)
-    before = '{"INSTRUCTION":"RELEASE","NAME":"x"}\n'
-    path.write_text(before + file.getvalue())
+    write_log(EVERYTHING[:1], path)
+    path.write_text('{"INSTRUCTION":"RELEASE","NAME":"x"}\n' + path.read_text())
     assert read_log(path) == EVERYTHING[:1]
 
 
@@ -87,9 +79,11 @@ def test_a_log_without_a_start_is_read_whole(tmp_path):
     assert read_log(path) == [Release("x")]
 
 
-def test_numbers_may_be_numbers():
-    lines = [json.dumps(one) for one in (CALL | {"TIME": 9}, MEMORY | {"MEMORY": 64}, ALIAS | {"ALIAS": -1})]
-    assert list(parse(lines, "l")) == [Call("mm", (), ("a",), (64,), (-1,), 9)]
+def test_numbers_may_be_numbers(tmp_path):
+    lines = CALL | {"TIME": 9}, MEMORY | {"MEMORY": 64}, ALIAS | {"ALIAS": -1}
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert read_log(path) == [Call("mm", (), ("a",), (64,), (-1,), 9)]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +110,14 @@ def test_numbers_may_be_numbers():
             [{"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["a"], "MUTATE": ["0"], "TIME": 1}],
             "line 1: '0' is not the index of one of its 1 arguments",
         ),
+        (["[" * 200_000 + "]" * 200_000], "line 1: JSON that is nested too deeply"),
     ],
 )
-def test_a_wrong_line_is_named(lines, told):
-    texts = [one if isinstance(one, str) else json.dumps(one) for one in lines]
-    with pytest.raises(LogError, match=f"^step.log, {told}$"):
-        list(parse(texts, "step.log"))
+def test_a_wrong_line_is_named(tmp_path, lines, told):
+    path = tmp_path / "step.log"
+    path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
+    with pytest.raises(LogError, match=f"^{path}, {told}$"):
+        read_log(path)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path):
@@ -146,8 +142,7 @@ def ours(last_step, **facts):
 )
 def test_a_log_that_was_cut_off(tmp_path, log, told):
     path = tmp_path / "step.log"
-    with open(path, "w") as file:
-        write_log(log, file)
+    write_log(log, path)
     with pytest.raises(LogError, match=told):
         read_log(path)
 
@@ -155,11 +150,5 @@ def test_a_log_that_was_cut_off(tmp_path, log, told):
 @pytest.mark.parametrize("facts", [{}, {"last": 2}])
 def test_a_whole_log_of_our_own(tmp_path, facts):
     path = tmp_path / "step.log"
-    with open(path, "w") as file:
-        write_log(ours(2, **facts), file)
+    write_log(ours(2, **facts), path)
     assert read_log(path) == ours(2, **facts)
-
-
-def test_a_line_that_is_nested_too_deeply():
-    with pytest.raises(LogError, match=r"step\.log, line 1: JSON that is nested too deeply"):
-        list(parse(["[" * 200_000 + "]" * 200_000], "step.log"))

@@ -57,8 +57,7 @@ def test_any_log_has_a_graph(seed):
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("logs") / "chain.log"
-    with open(path, "w") as file:
-        write_log(training(), file)
+    write_log(training(), path)
     return str(path)
 
 

@@ -24,8 +24,7 @@ LOGS = Path(__file__).parents[1] / "logs"
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "random.log"
-    with open(path, "w") as file:
-        write_log(random_log(SEED), file)
+    write_log(random_log(SEED), path)
     return str(path)
 
 

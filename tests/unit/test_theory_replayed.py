@@ -44,8 +44,7 @@ def test_the_log_is_a_log(tmp_path) -> None:
     recorded = Recorded()
     linear(recorded, 7)
     path = tmp_path / "linear.log"
-    with open(path, "w") as file:
-        write_log(recorded.log, file)
+    write_log(recorded.log, path)
     read, known = schedule_of(read_log(path), "linear 7"), linear_schedule(7)
     assert (read.operators, read.events, read.outputs) == (known.operators, known.events, known.outputs)
     assert read.cost == 14
