@@ -4,11 +4,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from dtrrun.extensions import building
+from tests.waiting import until
 
 SCRIPT = """
 import time, torch
@@ -112,10 +112,7 @@ def test_a_search_ends_with_its_program(tmp_path):
     folder = tmp_path / "search"
     folder.mkdir()
     subprocess.run([sys.executable, "-c", BLOCKED, folder], check=True)
-    limit = time.monotonic() + 10  # reading the log would take longer
-    while folder.exists() and time.monotonic() < limit:
-        time.sleep(0.1)
-    assert not folder.exists()
+    until(lambda: not folder.exists(), 10)  # reading the log would take longer
 
 
 WAITS = SCRIPT.replace(

@@ -6,9 +6,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from tests.waiting import until
 
 MLP = """
 import argparse, torch
@@ -137,11 +138,7 @@ def test_an_interruption_keeps_what_there_is(mlp, environment, tmp_path, number)
     process = subprocess.Popen(
         words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    records = []
-    end = time.monotonic() + 300
-    while not records and time.monotonic() < end:  # until the first run has started
-        records = list(tmp_path.glob("dtrrun-*/*.record"))
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("dtrrun-*/*.record")), 300)  # the first run has started
     process.send_signal(number)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number

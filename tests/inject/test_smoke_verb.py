@@ -4,12 +4,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from textwrap import indent
 from xml.etree import ElementTree
 
 import pytest
 from modes import MODES
+
+from tests.waiting import until
 
 SCRIPT = """
 import sys, torch
@@ -175,9 +176,7 @@ def test_an_interruption_leaves_nothing(environment, tmp_path, number):
         stderr=subprocess.PIPE,
         text=True,
     )
-    end = time.monotonic() + 300
-    while not list(tmp_path.glob("dtrrun-*/*.record")) and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("dtrrun-*/*.record")), 300)
     process.send_signal(number)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +103,13 @@ def stream(encoding: str = "utf-8") -> io.TextIOWrapper:
 def written(to: io.TextIOWrapper) -> str:
     to.flush()
     return bytes(to.buffer.getvalue()).decode(to.encoding)  # type: ignore[attr-defined]
+
+
+def printed(show: Callable[..., None], result: Any, width: int | None = None, encoding: str = "utf-8") -> str:
+    """What a view prints of a result where there is no terminal."""
+    to = stream(encoding)
+    show(result, to, width=width)
+    return written(to)
 
 
 def without_colour(text: str) -> str:

@@ -15,6 +15,7 @@ from dtrrun.launch import captured
 from dtrrun.launch.captured import TAIL_BYTES, run_captured
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.signals import interrupting
+from tests.waiting import until
 
 
 def run(code, patience=60.0, attend=lambda: None):
@@ -160,8 +161,7 @@ def test_a_second_signal_does_not_leave_it_running(tmp_path, monkeypatch):
     path = tmp_path / "pid"
 
     def send():
-        while not path.exists() or not path.read_text():
-            time.sleep(0.01)
+        until(lambda: path.exists() and path.read_text())
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)

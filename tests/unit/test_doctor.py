@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import GIB, MIB, FakeNvml, Gpu, NVMLError_NotSupported, only_nvml
-from fake_records import stream, written
+from fake_records import printed
 from view_snapshots import check
 
 from dtrrun.cli import doctor as module
@@ -151,8 +151,7 @@ def test_the_native_extension(machine, native, problems, row):
     report = machine({**CPU, "native": CPU["native"] | native}, library=False)
     assert (report["ok"], told(report, "problem")) == (not problems, problems)
     assert todo(report) == native.get("do", "")
-    print_doctor(report, to := stream(), width=200)
-    assert f"native   {row}" in written(to)
+    assert f"native   {row}" in printed(print_doctor, report, 200)
 
 
 def test_the_native_extension_on_a_gpu(machine):
@@ -358,21 +357,18 @@ def test_looks_as_it_did(machine, case, width):
         gpus = [Gpu("GPU-a", parts=[]), Gpu("GPU-1a2b", name="NVIDIA A100", compute=NVMLError_NotSupported())]
         slow = {**CUDA, "native": UNBUILT}
         report = machine(slow, *gpus, environ=environ, around={"container": True}, mode=2)
-    to = stream()
     report["dtrrun"] = "0.1.0"
-    print_doctor(report, to, width=width)
-    check(f"doctor_{case}_{width}", written(to))
+    check(f"doctor_{case}_{width}", printed(print_doctor, report, width))
 
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_narrow_table_shows_memory_rather_than_uuids(machine, width):
-    uuid, to = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", stream()
+    uuid = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
     gpus = [
         Gpu(uuid, name="NVIDIA H100 80GB HBM3"),
         Gpu(uuid[:-1] + "7", name="NVIDIA RTX PRO 6000 Blackwell"),
     ]
-    print_doctor(machine(CUDA | {"uuid": uuid[4:]}, *gpus), to, width=width)
-    lines = written(to).splitlines()
+    lines = printed(print_doctor, machine(CUDA | {"uuid": uuid[4:]}, *gpus), width).splitlines()
     (head,) = [line for line in lines if line.startswith("cuda")]
     assert head.split()[:6] == ["cuda", "GPU", "memory", "in", "use", "processes"]
     assert sum("85.9 GB" in line for line in lines) == 2

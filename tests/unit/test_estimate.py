@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from fake_records import stream, written
+from fake_records import printed
 from rich.cells import cell_len
 from view_snapshots import check
 
@@ -122,10 +122,8 @@ def test_verdicts():
     ],
 )
 def test_looks_as_it_did(name, one, width):
-    to = stream()
     result = json.loads(json.dumps(one.values(["train.py"]))) | {"run": ["dtrrun", "train.py"]}
-    print_estimate(result, to, width=width)
-    text = written(to)
+    text = printed(print_estimate, result, width)
     assert all(cell_len(line) <= width for line in text.splitlines())
     check(f"estimate_{name}_{width}", text)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_records import EVIL, SETTINGS, on_gpu, snapshot, stream, written
+from fake_records import EVIL, SETTINGS, on_gpu, printed, snapshot, stream, written
 from rich.cells import cell_len
 from view_snapshots import check
 
@@ -105,9 +105,8 @@ CASES: dict[str, tuple[list[Snapshot], RuntimeSettings, int]] = {
 
 def shown(case: str, width: int, encoding: str = "utf-8") -> str:
     snapshots, settings, code = CASES[case]
-    to = stream(encoding)
-    print_final(build_report(snapshots, settings, code, ["train.py"], 25.0), to, width=width)
-    return written(to)
+    report = build_report(snapshots, settings, code, ["train.py"], 25.0)
+    return printed(print_final, report, width, encoding)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -147,10 +146,7 @@ def test_nothing_of_the_driver_on_the_cpu(case: str) -> None:
 
 
 def test_nothing_where_there_was_no_training_process() -> None:
-    to = stream()
-    report: dict[str, Any] = build_report([], SETTINGS, 0, ["true"], 0.1)
-    print_final(report, to)
-    assert written(to) == ""
+    assert printed(print_final, build_report([], SETTINGS, 0, ["true"], 0.1)) == ""
 
 
 RULE = {"heuristic": "h_chain(c=ancestors,s=0.6,next=0,released=alike)", "since_step": 1, "source": "first"}
@@ -173,9 +169,8 @@ def test_names_the_heuristic_and_says_where_it_comes_from(rule: Any, words: str)
     report = build_report(
         [snapshot(ended=True, tables={"rule": rule, "native": native})], SETTINGS, 0, ["train.py"], 25.0
     )
-    to = stream()
-    print_final(report, to, width=200)
-    (line,) = (line for line in written(to).splitlines() if line.startswith("heuristic"))
+    lines = printed(print_final, report, 200).splitlines()
+    (line,) = (line for line in lines if line.startswith("heuristic"))
     words = f"{RULE['heuristic']}  ({words})"
     assert line.removeprefix("heuristic").strip() == words
     page = tables(report)["figures"]
@@ -189,9 +184,8 @@ def test_names_the_heuristic_and_says_where_it_comes_from(rule: Any, words: str)
 def test_no_figure_loses_its_unit(width: int) -> None:
     long = {"peak_bytes": 123_456_789_012, "evictions": 1_234_567, "rematerializations": 1_234_567}
     ranks = [snapshot(100 + rank, rank, alive=False, **long) for rank in range(4)]
-    to = stream()
-    print_final(build_report(ranks, SETTINGS, 137, ["train.py"], 25.0), to, width=width)
-    rows = [line for line in written(to).splitlines() if line.startswith("rank ")]
+    text = printed(print_final, build_report(ranks, SETTINGS, 137, ["train.py"], 25.0), width)
+    rows = [line for line in text.splitlines() if line.startswith("rank ")]
     assert len(rows) == 4
     for row in rows:
         assert "123 GB" in row
@@ -244,8 +238,6 @@ def test_each_gpu_of_a_process_has_a_line() -> None:
         }
     ]
     assert report["processes"][1]["other_gpus"] == []
-    out = stream()
-    print_final(report, out, width=120)
-    text = written(out)
+    text = printed(print_final, report, 120)
     assert "cuda:1              peak 90 MB, with all else 150 MB  (75.0 % of the budget of 200 MB)" in text
     assert "200 MB + 80 MB on cuda:1, " in line(one, Rates())

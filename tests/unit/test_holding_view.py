@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake_records import EVIL, SETTINGS, snapshot, stream, written
+from fake_records import EVIL, SETTINGS, printed, snapshot
 from rich.cells import cell_len
 from test_html import Elements
 from view_snapshots import check
@@ -95,17 +95,13 @@ def report_of(holds):
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_looks_as_it_did(width):
-    to = stream()
-    print_peak(report_of(HOLDS), to, width=width)
-    text = written(to)
+    text = printed(print_peak, report_of(HOLDS), width)
     assert all(cell_len(line) <= width and line == line.rstrip() for line in text.splitlines())
     check(f"peak_{width}", text)
 
 
 def test_without_a_look():
-    to = stream()
-    print_peak(report_of(None), to, width=200)
-    assert NOT_SEEN in written(to)
+    assert NOT_SEEN in printed(print_peak, report_of(None), 200)
 
 
 def test_the_table_of_a_message():

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from dtrrun.monitor.namespaces import is_ours, is_running, outer_id
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -57,10 +57,7 @@ def test_a_zombie_does_not_run():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert is_running(child.pid)
     os.kill(child.pid, signal.SIGKILL)
-    end = time.monotonic() + 10
-    while is_running(child.pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not is_running(child.pid)  # not yet waited for: a zombie
+    until(lambda: not is_running(child.pid))  # not yet waited for: a zombie
     assert child.wait() == -signal.SIGKILL
     assert not is_running(child.pid)
     child.stdin.close()

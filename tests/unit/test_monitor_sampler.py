@@ -15,6 +15,7 @@ from dtrrun.monitor.sampler import Sampler
 from dtrrun.telemetry import driver
 from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Writer, read_all
+from tests.waiting import until
 
 PLACE = {name: place for place, name in enumerate(COUNTERS)}
 ME = os.getpid()
@@ -62,13 +63,6 @@ class Watched:
     def use(self, folder):
         (snapshot,) = self.sampler.shown(read_all(str(folder)))
         return snapshot.driver
-
-
-def until(true, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.01)
 
 
 def test_what_it_sees_is_shown_and_told_to_the_process(tmp_path, record, gpu):

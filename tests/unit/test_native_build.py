@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ import torch
 from dtrrun.extensions import build, building, compiling, shipped
 from dtrrun.runtime.dispatch.native import load  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
+from tests.waiting import until
 
 UNWRITABLE = "the native part cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
 CODE = b"what the compiler makes"
@@ -173,11 +173,7 @@ def test_a_compiler_that_hangs(cxx, cache, monkeypatch, tmp_path):
     began = time.monotonic()
     assert why_not().startswith(f"{cxx.path} took more than 0.3 seconds; see ")
     assert time.monotonic() - began < 30
-    worker = Path("/proc", (tmp_path / "worker").read_text().strip(), "cmdline")
-    with suppress(OSError):
-        while b"sleep" in worker.read_bytes():  # a zombie's is empty
-            assert time.monotonic() - began < 30
-            time.sleep(0.01)
+    until(lambda: not is_running((tmp_path / "worker").read_text().strip()))
     assert left(cache) == ["errors.txt"]
 
 
@@ -356,8 +352,7 @@ def test_a_process_that_waits_for_another_run_says_so(cxx, monkeypatch, tmp_path
     monkeypatch.setenv("DTRRUN_RECORDS", "one run")
     process = multiprocessing.get_context("fork").Process(target=attempt)
     process.start()
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
+    until((tmp_path / "begun").exists)
     if not same:
         monkeypatch.setenv("DTRRUN_RECORDS", "another")
     said = []
@@ -386,9 +381,7 @@ def test_an_unfinished_file_is_never_in_place(cxx, cache, tmp_path):
     context = multiprocessing.get_context("fork")
     process = context.Process(target=attempt)
     process.start()
-    while not (tmp_path / "cxx.writes").exists():
-        assert process.is_alive()
-        time.sleep(0.01)
+    until((tmp_path / "cxx.writes").exists)
     assert not build.built().exists()
     process.kill()
     process.join()
@@ -409,16 +402,10 @@ def test_the_compiler_ends_with_the_process_that_waits_for_it(cxx, cache, tmp_pa
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=compiling.PACKAGE.parent, stderr=subprocess.DEVNULL
     )
-    while not (tmp_path / "worker").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
+    until((tmp_path / "worker").exists)
     process.send_signal(number)
     process.wait()
-    worker = Path("/proc", (tmp_path / "worker").read_text().strip(), "cmdline")
-    until = time.monotonic() + 30
-    while (worker.exists() and b"sleep" in worker.read_bytes()) or left(cache):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not is_running((tmp_path / "worker").read_text().strip()) and not left(cache))
 
 
 def test_it_is_said_that_the_build_goes_on(cxx, monkeypatch, tmp_path):
@@ -799,16 +786,11 @@ def test_ctrl_c_ends_a_trial(wheel, tmp_path):
     )
     process = multiprocessing.get_context("fork").Process(target=lambda: build.find(silent))
     process.start()
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.01)
-    while state_of(process.pid) != "S":  # until it waits for the trial, and does not just start it
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    until(lambda: state_of(process.pid) == "S")  # it waits for the trial, and does not just start it
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    until = time.monotonic() + 30
-    while is_running((tmp_path / "pid").read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not is_running((tmp_path / "pid").read_text()))
     wheel.does("")
     assert build.find(silent) == wheel.path
 

@@ -12,6 +12,7 @@ import pytest
 from dtrrun.launch import process, signals
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.process import run
+from tests.waiting import until
 
 
 def python(code, *words):
@@ -98,8 +99,7 @@ def test_signals_are_passed_on(tmp_path, name):
     )
 
     def send():
-        while not ready.exists():
-            time.sleep(0.01)
+        until(ready.exists)
         os.kill(os.getpid(), getattr(signal, name))
 
     thread = threading.Thread(target=send)

@@ -6,7 +6,7 @@ import stat
 from dataclasses import replace
 
 import pytest
-from fake_records import EVIL
+from fake_records import EVIL, printed
 from view_snapshots import check
 
 from dtrrun.cli.options import OPTIONS, Options
@@ -62,10 +62,8 @@ def study(tmp_path):
     return found
 
 
-def printed(result, width=80):
-    stream = io.StringIO()
-    print_profile(result, stream, width=width)
-    return stream.getvalue()
+def shown(result, width=80):
+    return printed(print_profile, result, width)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -73,7 +71,7 @@ def test_the_table(study, width):
     result = study_result(study, ["train.py", "--lr", "1"])
     result["run"] = ["dtrrun", "--profile", "train", "train.py", "--lr", "1"]
     result["run_minimum"] = _at_minimum(result, "train", ["train.py", "--lr", "1"])
-    check(f"profile_{width}", printed(result, width))
+    check(f"profile_{width}", shown(result, width))
 
 
 def test_what_is_needed_on_the_host(study, tmp_path):
@@ -83,7 +81,7 @@ def test_what_is_needed_on_the_host(study, tmp_path):
         study.points[300_000_000], predicted=Forecast("ok", 2.5, 200, 250, 3, 223_400_000)
     )
     result = study_result(study, ["train.py"])
-    lines = printed(result).splitlines()
+    lines = shown(result).splitlines()
     assert "40 % of the peak, needs 124 MB of host memory" in " ".join(" ".join(lines).split())
     (header,) = (line for line in lines if "measured" in line)
     cells = {line.split()[0]: line for line in lines if " % " in line}
@@ -122,7 +120,7 @@ def test_what_a_gpu_takes_for_itself_is_said(study):
     reserve = result["plain_reserve_bytes"]
     assert reserve == (64 + 22) << 20
     assert result["plain_peak_bytes"] == 116 * 10**6 + result["plain_overhead_bytes"] + reserve
-    assert "of that      434 MB CUDA itself, 90.2 MB kept free as a reserve\n" in printed(result)
+    assert "of that      434 MB CUDA itself, 90.2 MB kept free as a reserve\n" in shown(result)
 
 
 def test_a_budget_that_works_below_one_that_does_not_is_marked(study):
@@ -131,7 +129,7 @@ def test_a_budget_that_works_below_one_that_does_not_is_marked(study):
     study.worked |= {380_000_000: True, 400_000_000: False}
     result = study_result(study, ["train.py"])
     assert result["minimum_bytes"] == 500_000_000
-    assert "ok  larger failed\n" in printed(result)
+    assert "ok  larger failed\n" in shown(result)
 
 
 def test_why_nothing_is_recommended(study):
@@ -155,11 +153,11 @@ def test_what_was_known_when_it_was_interrupted(study):
     study.recommended = None
     result = study_result(study, ["train.py"])
     assert (result["minimum_bytes"], result["minimum_certified"]) == (700_000_000, False)
-    text = printed(result)
+    text = shown(result)
     assert "least so far  700 MB" in text
     assert "recommended" not in text
     study.plain, study.points, study.worked = None, {}, {}
-    assert "nothing was found yet" in printed(study_result(study, ["train.py"]))
+    assert "nothing was found yet" in shown(study_result(study, ["train.py"]))
 
 
 def test_values_of_an_option():
@@ -171,13 +169,13 @@ def test_values_of_an_option():
     result = variation_result(variation, ["train.py"])
     assert [row["value"] for row in result["values"]] == [8, 16, 24, 32]
     assert result["largest"] == 16
-    check("profile_vary_80", printed(result))
+    check("profile_vary_80", shown(result))
 
 
 def test_what_the_script_is_called_cannot_harm_the_terminal(study):
     result = study_result(study, [EVIL])
     result["run"] = ["dtrrun", "--profile", EVIL, EVIL]
-    text = printed(result)
+    text = shown(result)
     assert "\x1b" not in text
     assert "\u202e" not in text
 

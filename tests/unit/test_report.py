@@ -1,6 +1,5 @@
 """`views.report`: the report, and that its page in docs names its fields."""
 
-import io
 import json
 import re
 from dataclasses import fields, replace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_records import EVIL, SETTINGS, snapshot
+from fake_records import EVIL, SETTINGS, printed, snapshot
 
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.driver import SOURCES, DriverUse
@@ -263,6 +262,4 @@ def test_operators_that_were_run_again() -> None:
 
 
 def shown(report: dict[str, Any]) -> str:
-    file = io.StringIO()
-    print_final(report, file)
-    return file.getvalue()
+    return printed(print_final, report)

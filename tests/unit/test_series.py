@@ -1,7 +1,6 @@
 """dtrrun.launch.series and dtrrun.launch.timeline: a run's history, in bounded memory."""
 
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from dtrrun.launch.series import MOST_SAMPLES, MOST_STEPS, Series, Thinned
 from dtrrun.launch.timeline import Timeline
 from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Writer
+from tests.waiting import until
 
 
 def step(index, seconds=1.0, peak=100):
@@ -126,8 +126,7 @@ def test_a_run_is_watched(tmp_path, monkeypatch):
             writer.counters[COUNTERS.index("steps")] = 8 * number
             writer.publish({"latest_steps": [step(index) for index in range(1, 8 * number + 1)][-32:]})
             seen = len(looks)
-            while len(looks) < seen + 2:
-                time.sleep(0.001)
+            until(lambda seen=seen: len(looks) >= seen + 2)
         from dtrrun.telemetry.record import read_all
 
         snapshots = [one for one in read_all(str(tmp_path)) if one.counters["steps"]]

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from dtrrun.cli.main import main
 from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -194,9 +194,7 @@ def test_ctrl_c_keeps_what_was_done(log, tmp_path):
     command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru,napping:score"]
     command += ["--budgets", "1.0,0.6", "--jobs", "1", "--json", "rows.json"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "asleep").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until((tmp_path / "asleep").exists)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130

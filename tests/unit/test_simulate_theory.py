@@ -1,10 +1,10 @@
 """dtrrun.cli.theory, dtrrun.views.theory, dtrrun.research.figures.theory"""
 
-import io
 import json
 from xml.etree import ElementTree
 
 import pytest
+from fake_records import printed
 
 from dtrrun.cli.main import main
 from dtrrun.research.figures.theory import EVICTED, FORWARD, GRADIENT, resident_tensors
@@ -118,6 +118,4 @@ def test_the_trace_never_has_more_than_the_budget():
 
 
 def test_an_interrupted_table_has_what_was_done():
-    stream = io.StringIO()
-    print_theory({"theory": "adversary", "rows": []}, stream, width=80)
-    assert "Theorem 2" in stream.getvalue()
+    assert "Theorem 2" in printed(print_theory, {"theory": "adversary", "rows": []}, 80)

@@ -1,10 +1,9 @@
 """dtrrun.views.simulation"""
 
-import io
-
 import pytest
 
 from dtrrun.views.simulation import count, print_simulation
+from tests.unit.fake_records import printed
 from tests.unit.view_snapshots import check
 
 
@@ -36,9 +35,7 @@ def result(rows, plans=()):
 
 
 def show(rows, width=80, plans=()):
-    stream = io.StringIO()
-    print_simulation(result(rows, plans), stream, width=width)
-    return stream.getvalue()
+    return printed(print_simulation, result(rows, plans), width)
 
 
 RATIOS = [tenths / 10 for tenths in range(10, 0, -1)]

@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import multiprocessing
-import time
 from operator import itemgetter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dtrrun.simulator.replay import Replay, simulate
 from dtrrun.simulator.schedule import schedule_of
 from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
+from tests.waiting import until
 
 SEED = 7
 LOGS = Path(__file__).parents[1] / "logs"
@@ -86,10 +86,8 @@ def test_who_stops_leaves_no_process_behind(log):
     rows = sweep.run_all(sweep.run_cell, cells, 2)
     next(rows)
     rows.close()
-    patience = time.monotonic() + 20  # the pool's own thread may be the first to learn of the end
-    while multiprocessing.active_children() and time.monotonic() < patience:
-        time.sleep(0.01)
-    assert not multiprocessing.active_children()
+    # The pool's own thread may be the first to learn of the end.
+    until(lambda: not multiprocessing.active_children())
 
 
 def test_facts_are_the_schedules(log):

@@ -10,6 +10,7 @@ from dtrrun.launch.watched import watched
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry import driver
 from dtrrun.telemetry.record import Writer, read_all
+from tests.waiting import until
 
 ME = os.getpid()
 
@@ -33,10 +34,8 @@ def folder(tmp_path):
 def test_the_processes_on_a_gpu_are_told_what_the_driver_shows(nvml, folder, device):
     with watched(RuntimeSettings(device=device), folder, nvml) as shown:
         nvml.gpus[0].compute = {ME: GIB + 5}
-        end = time.monotonic() + 10.0
-        while (figure := driver.read_figure(folder, ME)) is None and time.monotonic() < end:
-            time.sleep(0.01)
-        assert figure.nbytes == GIB + 5
+        until(lambda: driver.read_figure(folder, ME))
+        assert driver.read_figure(folder, ME).nbytes == GIB + 5
         [snapshot] = shown(read_all(folder))
         assert snapshot.driver == driver.DriverUse("GPU-a", GIB + 5, GIB + 5, "nvml_pid")
     assert nvml.open == 0
