@@ -15,7 +15,7 @@ from dtrrun.launch import captured
 from dtrrun.launch.captured import TAIL_BYTES, run_captured
 from dtrrun.launch.errors import LaunchError
 from dtrrun.launch.signals import interrupting
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 
 def run(code, patience=60.0, attend=lambda: None):
@@ -42,30 +42,17 @@ print(child.pid, flush=True)
 """
 
 
-def gone(pid, within=10.0):
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_what_takes_too_long_is_ended_with_its_children():
     ended = run(SLEEPS + "child.wait()", patience=1.0)
     assert ended.timed_out
     assert ended.returncode < 0
-    assert gone(int(ended.tail.split()[0]))
+    until(lambda: not is_running(int(ended.tail.split()[0])))
 
 
 def test_what_it_leaves_running_is_ended():
     ended = run(SLEEPS)
     assert ended.returncode == 0
-    assert gone(int(ended.tail))
+    until(lambda: not is_running(int(ended.tail)))
 
 
 def test_an_interruption_ends_it(tmp_path):
@@ -78,7 +65,7 @@ def test_an_interruption_ends_it(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(code, attend=attend)
-    assert gone(int(path.read_text()))
+    until(lambda: not is_running(int(path.read_text())))
 
 
 @contextmanager
@@ -145,7 +132,7 @@ def test_what_is_being_started_when_a_signal_comes_is_ended(monkeypatch):
     with interrupting() as came, pytest.raises(KeyboardInterrupt):
         run("import time; time.sleep(60)")
     assert came == [signal.SIGTERM]
-    assert gone(started[0].pid)
+    until(lambda: not is_running(started[0].pid))
 
 
 IGNORES = """
@@ -171,7 +158,7 @@ def test_a_second_signal_does_not_leave_it_running(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_captured([sys.executable, "-c", IGNORES, str(path)], os.environ, 60.0)
     thread.join()
-    assert gone(int(path.read_text()))
+    until(lambda: not is_running(int(path.read_text())))
 
 
 def test_what_cannot_be_started():

@@ -11,34 +11,14 @@ import pytest
 from fake_records import EVIL, SETTINGS, on_gpu, snapshot
 
 from dtrrun.launch.series import MOST_SAMPLES, MOST_STEPS
+from dtrrun.telemetry.fields import PARTS
 from dtrrun.views.html import page
-from dtrrun.views.html.charts import MOST_VALUES, charts, curve
+from dtrrun.views.html.charts import MOST_VALUES, SAMPLES, charts, curve
 from dtrrun.views.report import build_report
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 HOSTILE = f"</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{EVIL}\u2028\ud800"
 VOID = {"meta", "link", "img", "br", "hr", "input", "rect"}
-PARTS = (
-    "wall",
-    "operators",
-    "rematerialization",
-    "scoring",
-    "search",
-    "bookkeeping",
-    "allocator",
-    "host",
-    "other",
-)
-SAMPLED = (
-    "seconds",
-    "resident_least_bytes",
-    "resident_most_bytes",
-    "evictable_bytes",
-    "pinned_bytes",
-    "evicted_bytes",
-    "evictions",
-    "rematerializations",
-)
 
 
 class Elements(HTMLParser):
@@ -76,11 +56,11 @@ def process_timeline(pid=4711, samples=20, steps=5, rank=None):
         "pid": pid,
         "rank": rank,
         "start": 0.5,
-        "samples": {name: [123_456_789 + place for place in range(samples)] for name in SAMPLED},
+        "samples": {name: [123_456_789 + place for place in range(samples)] for name in SAMPLES},
         "steps": {
             name: list(range(1, steps + 1)) for name in ("first", "last", "count", "ended", "peak_bytes")
         }
-        | {"seconds": {part: [0.123456] * steps for part in PARTS}},
+        | {"seconds": {part: [0.123456] * steps for part in ("wall", *PARTS, "other")}},
     }
 
 

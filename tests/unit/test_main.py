@@ -45,7 +45,6 @@ def test_without_a_word_it_shows_how_to_begin(capsys):
         ("help", "[run] [--] TARGET"),
         ("help profile", "dtrrun profile [OPTIONS]"),
         ("help train.py", "[run] [--] TARGET"),
-        ("-V", f"dtrrun {dtrrun.__version__}"),
     ],
 )
 def test_the_help_by_other_names(words, shown, capsys):
@@ -217,8 +216,9 @@ def test_the_first_screen_of_the_help_has_every_verb(columns, capsys, monkeypatc
     assert [" ".join(line[1:]) for line in listed] == [*SUMMARIES.values()]  # each on one line
 
 
-def test_version(capsys):
-    assert status("--version") == 0
+@pytest.mark.parametrize("name", ["-V", "--version"])
+def test_version(name, capsys):
+    assert status(name) == 0
     assert capsys.readouterr().out == f"dtrrun {dtrrun.__version__}\n"
 
 

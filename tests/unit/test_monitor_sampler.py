@@ -15,7 +15,7 @@ from dtrrun.monitor.sampler import Sampler
 from dtrrun.telemetry import driver
 from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.telemetry.record import Writer, read_all
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 PLACE = {name: place for place, name in enumerate(COUNTERS)}
 ME = os.getpid()
@@ -247,16 +247,7 @@ def test_the_offender_is_ended_and_its_group_where_that_is_its_own(tmp_path, own
         assert child.wait(10) == -signal.SIGTERM
         child.stdout.close()
     if own_group:
-        until(lambda: not _exists(helper))
+        until(lambda: not is_running(helper))
     else:
-        assert _exists(helper)  # in our group: left to the command that gets the signal
+        assert is_running(helper)  # in our group: left to the command that gets the signal
         os.kill(helper, signal.SIGKILL)
-
-
-def _exists(pid):
-    """Return whether a process exists and is not a zombie, which might never be reaped."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -22,7 +22,7 @@ import torch
 from dtrrun.extensions import build, building, compiling, shipped
 from dtrrun.runtime.dispatch.native import load  # before NATIVE replaces it
 from dtrrun.settings import RuntimeSettings
-from tests.waiting import until
+from tests.waiting import is_running, state_of, until
 
 UNWRITABLE = "the native part cannot be kept there ({}); set XDG_CACHE_HOME to a writable folder"
 CODE = b"what the compiler makes"
@@ -765,19 +765,6 @@ def test_a_trial_whose_status_is_lost(wheel, monkeypatch):
     kept.write_text("")
     wheel.does("")
     assert build.find(silent) == wheel.path
-
-
-def state_of(pid):
-    """Return the letter of a process's state, as in Linux's `/proc`."""
-    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
-
-
-def is_running(pid):
-    """Return whether a process has not ended, though nobody may have asked for its exit status yet."""
-    try:
-        return state_of(pid) != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_ctrl_c_ends_a_trial(wheel, tmp_path):
