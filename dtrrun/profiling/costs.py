@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from dtrrun.core.host import HostMemory
 from dtrrun.simulator.costs import Costs
 from dtrrun.simulator.log import START, Annotate, Instruction, LogError
-from dtrrun.telemetry.private import open_private
+from dtrrun.telemetry.private import replacing
 
 FORMAT = 1
 """Version of the file format, which `dtrrun.runtime.costs` describes and reads."""
@@ -31,12 +30,5 @@ def write_costs(path: Path, log: Sequence[Instruction], costs: Costs, host: Host
     }
     if host is not None:
         content["host"] = [host.ns_out, host.ns_in]
-    part = path.with_name(f".{os.getpid()}-{path.name}")
-    raw = open_private(part, "wb")
-    try:
-        with raw, gzip.GzipFile("", "wb", 9, raw, 0) as file:
-            file.write(json.dumps(content, separators=(",", ":")).encode())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with replacing(path) as raw, gzip.GzipFile("", "wb", 9, raw, 0) as file:
+        file.write(json.dumps(content, separators=(",", ":")).encode())

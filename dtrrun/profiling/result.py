@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dtrrun.profiling.study import Study
 from dtrrun.profiling.trial import Trial
 from dtrrun.profiling.variation import Variation
 from dtrrun.sizes import AUTO_HOST, NO_HOST, format_size, format_size_up
-from dtrrun.telemetry.private import open_private
+from dtrrun.telemetry.private import replacing
 
 SCHEMA = "dtrrun.profile/1"
 COSTS = ".costs.gz"
@@ -54,19 +53,14 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _point(study: Study, point: Point) -> dict[str, Any]:
-    predicted, trial = point.predicted, point.trial
+    predicted = asdict(point.predicted)
+    del predicted["steps"]
     return {
         "budget_bytes": point.budget_bytes,
         "share": point.budget_bytes / study.peak,
         "heuristic": point.heuristic,
-        "predicted": {
-            "status": predicted.status,
-            "slowdown": predicted.slowdown,
-            "evictions": predicted.evictions,
-            "rematerializations": predicted.rematerializations,
-            "host_bytes": predicted.host_bytes,
-        },
-        "measured": None if trial is None else _trial(trial),
+        "predicted": predicted,
+        "measured": None if point.trial is None else _trial(point.trial),
     }
 
 
@@ -142,16 +136,6 @@ def write_profile(path: Path, study: Study, words: Sequence[str]) -> None:
         f"{yaml.safe_dump(options, sort_keys=False, allow_unicode=True)}"
     )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = costs.with_name(f".{os.getpid()}-{costs.name}")
-    try:
-        shutil.copy(study.costs_path, part)  # mode 0600, like its source
-        os.replace(part, costs)
-    finally:
-        part.unlink(missing_ok=True)
-    part = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        with open_private(part) as file:
-            file.write(text)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    for file_path, content in ((costs, study.costs_path.read_bytes()), (path, text.encode())):
+        with replacing(file_path) as file:
+            file.write(content)

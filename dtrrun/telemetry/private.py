@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 MODE = 0o600
@@ -13,6 +15,18 @@ def open_private(path: str | os.PathLike[str], mode: str = "w") -> IO[Any]:
     """Open a new file of mode 0600, for `mode` "w" or "wb". Raises OSError, also if the file exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, MODE), mode)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Context with a new file, which replaces the one at `path` at the end, unless there is an error."""
+    part = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        with open_private(part, "wb") as file:
+            yield file
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_private(path: str | os.PathLike[str], text: str) -> None:
