@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from dtrrun.launch.errors import FAILED, LaunchError
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 
 
-def summary_writer(wanted: bool, environ: Mapping[str, str] = os.environ) -> Callable[[str], None]:
+def summary_writer(wanted: bool) -> Callable[[str], None]:
     """Return a function that adds text to the job's summary, if that is wanted.
 
     Raises LaunchError if this is no job of GitHub Actions, or its file cannot be written.
     """
     if not wanted:
         return lambda text: None
-    path = environ.get(VARIABLE)
+    path = os.environ.get(VARIABLE)
     if not path:
         raise LaunchError(f"--github-summary: {VARIABLE} is not set; it is in a job of GitHub Actions")
 

@@ -23,12 +23,12 @@ def resolve(device: str, build: str | None = None, nvml: Any = None) -> str:
     return "cuda:0" if device == "cuda" else device
 
 
-def target_build(python: Callable[[], str], nvml: Any = None) -> str | None:
+def target_build(python: Callable[[], str]) -> str | None:
     """Return what the PyTorch of an interpreter is built for, if that matters here and can be known.
 
     python: returns the interpreter; not called without a GPU.
     """
-    return build_of(python()) if gpus(None, nvml).sizes else None
+    return build_of(python()) if gpus(None).sizes else None
 
 
 def total_bytes(device: str, build: str | None = None, nvml: Any = None) -> int:

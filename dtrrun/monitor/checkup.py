@@ -24,13 +24,13 @@ def versions(nvml: Any) -> dict[str, str | None]:
     }
 
 
-def device_facts(ladder: Ladder, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def device_facts(ladder: Ladder) -> dict[str, Any]:
     """`devices`: GPUs, MIG devices; `visible`: UUIDs in CUDA's order; `order_is_certain`: whether it is."""
-    nvml, counted = ladder.nvml, visible(ladder.devices, environ.get("CUDA_VISIBLE_DEVICES"))
+    nvml, counted = ladder.nvml, visible(ladder.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return {
         "devices": [_facts(nvml, device) for device in ladder.devices],
         "visible": [device.uuid for device in counted],
-        "order_is_certain": order_is_certain(ladder.devices, environ.get("CUDA_DEVICE_ORDER")),
+        "order_is_certain": order_is_certain(ladder.devices, os.environ.get("CUDA_DEVICE_ORDER")),
     }
 
 

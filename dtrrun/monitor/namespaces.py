@@ -42,9 +42,9 @@ def listed_here(pids: Iterable[int]) -> bool:
     return all(map(exists, pids))
 
 
-def is_running(pid: int, proc: Path = PROC) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether process `pid` exists and is not a zombie, whose memory is already freed."""
-    return exists(pid) and not _field(pid, "State:", proc).startswith("Z")
+    return exists(pid) and not _field(pid, "State:", PROC).startswith("Z")
 
 
 def _ids(pid: int, proc: Path) -> list[int]:

@@ -45,14 +45,13 @@ class Sampler:
         tell: Callable[[str], None],
         alert: Callable[[str], None],
         nvml: Any = None,
-        ladder: Callable[[Any], Ladder] = Ladder,
     ) -> None:
         self._folder, self._budget, self._stops, self._tell = folder, budget, on_violation == "stop", tell
         self._alert = alert
         self._nvml: Any = None
         with suppress(NvmlUnavailable):
             self._nvml = start(nvml)
-        self._ladder = ladder(self._nvml)
+        self._ladder = Ladder(self._nvml)
         self._tallies: dict[int, Tally] = {}
         self._said: set[str] = set()
         self._send: Callable[[int], None] = lambda number: None

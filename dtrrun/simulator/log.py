@@ -99,10 +99,10 @@ def read_log(path: str | Path) -> list[Instruction]:
     The annotation is omitted unless it has facts. Raises OSError, and LogError, also for an empty log or a
     truncated one of `dtrrun record`.
     """
-    reader = _Lines((), str(path))
+    reader = _Lines((), path)
     try:
         with _opened(path) as file:
-            reader = _Lines(file, str(path))
+            reader = _Lines(file, path)
             found = _from_start(_instructions(reader))
             _check_whole(found, reader)
             return found
@@ -189,7 +189,7 @@ def _call(reader: _Lines) -> Call:
 class _Lines:
     """Reads the fields of one line at a time, and adds the line number to error messages."""
 
-    def __init__(self, lines: Iterable[str], name: str) -> None:
+    def __init__(self, lines: Iterable[str], name: str | Path) -> None:
         self._lines = iter(lines)
         self.name = name
         self.place = 0

@@ -59,7 +59,7 @@ def _version(
     enter: Callable[[int, Any, Version], None],
     on_death: Callable[[Any], None],
 ) -> Version:
-    content = new_content(told["bytes"], device=told.get("device", 0))
+    content = new_content(told["bytes"], told.get("device", 0))
     alive = told["storage"] is not None
     told_to = on_death if alive else _no_matter
     version = ledger.graph.new_version(content, told_to, told["bytes"], told["age"], told["access"])

@@ -11,13 +11,12 @@ from dtrrun.bindings import load
 from .replay import Stopped
 
 
-def new_content(nbytes: int, *, ours: bool = True, elsewhere: bool = False, device: int = 0) -> Any:
+def new_content(nbytes: int, device: int = 0) -> Any:
     """Return a stand-in for a storage. Like a storage, it dies when nothing refers to it any more.
 
-    ours: its memory comes from our allocator. elsewhere: it is on another device, not the session's. device:
-    in whose account it is (`Ledger.use`).
+    device: in whose account it is (`Ledger.use`).
     """
-    return load().Content(nbytes, ours=ours, elsewhere=elsewhere, device=device)
+    return load().Content(nbytes, device=device)
 
 
 class StandInMemory:

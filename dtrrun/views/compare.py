@@ -50,8 +50,8 @@ def growth(before: Report, after: Report) -> float:
     return (now - was) / was if was else float(now > 0)
 
 
-def print_comparison(before: Report, after: Report, stream: TextIO, *, width: int | None = None) -> None:
-    console = console_for(stream, width)
+def print_comparison(before: Report, after: Report, stream: TextIO) -> None:
+    console = console_for(stream, None)
     print_to(stream, console, heading("dtrrun compare"), *_parts(compared(before, after), console.width))
 
 

@@ -26,7 +26,7 @@ def live_view(settings: RuntimeSettings, stream: TextIO, mode: str) -> LiveTable
         return None
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
         return LiveTable(settings, stream)
-    return LiveLines(settings, stream) if mode == "always" else None
+    return LiveLines(stream) if mode == "always" else None
 
 
 class LiveTable:
@@ -35,8 +35,8 @@ class LiveTable:
     `stream` must be a terminal. `update` may be called at any rate; always call `close`.
     """
 
-    def __init__(self, settings: RuntimeSettings, stream: TextIO, *, width: int | None = None) -> None:
-        self._settings, self._stream, self._width = settings, stream, width
+    def __init__(self, settings: RuntimeSettings, stream: TextIO) -> None:
+        self._settings, self._stream = settings, stream
         self._rates = Rates()
         self._rows = BottomRows(writer_to(stream.fileno()), self._size)
         self._next = 0.0
@@ -88,7 +88,7 @@ class LiveTable:
             columns, height = os.get_terminal_size(self._stream.fileno())
         except OSError:
             columns, height = 0, 0
-        return self._width or columns or 80, height or 24
+        return columns or 80, height or 24
 
 
 class LiveLines:
@@ -96,8 +96,8 @@ class LiveLines:
 
     rows = 0
 
-    def __init__(self, settings: RuntimeSettings, stream: TextIO, *, width: int | None = None) -> None:
-        self._settings, self._stream = settings, stream
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._rates = Rates()
         self._next = 0.0
         self._read = 0.0

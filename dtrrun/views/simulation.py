@@ -73,7 +73,7 @@ def overhead_table(rows: Sequence[Row], width: int) -> RenderableType:
     """Return one line per heuristic, one column per budget: total time over the time without a budget."""
     names = series(rows)
     cells = {name: {_budget(row): _overhead(row) for row in found} for name, found in names.items()}
-    return _tables("overhead", _budgets(rows), cells, width)
+    return _tables("overhead", rows, cells, width)
 
 
 def host_table(rows: Sequence[Row], width: int) -> RenderableType:
@@ -82,7 +82,7 @@ def host_table(rows: Sequence[Row], width: int) -> RenderableType:
         name: {_budget(row): _on_host(row) for row in found if row["overhead"] is not None}
         for name, found in series(rows).items()
     }
-    return _tables("on the host", _budgets(rows), cells, width, missing=Text())
+    return _tables("on the host", rows, cells, width, missing=Text())
 
 
 def _on_host(row: Row) -> Text:
@@ -103,7 +103,7 @@ def plans_table(rows: Sequence[Row], width: int) -> RenderableType:
     """Return one line per static planner: overhead of its plan, with `=` if optimal, `≥` for a bound."""
     planners = dict.fromkeys(row["planner"] for row in rows)
     cells = {one: {_budget(row): _plan(row) for row in rows if row["planner"] == one} for one in planners}
-    return _tables("static planners", _budgets(rows), cells, width)
+    return _tables("static planners", rows, cells, width)
 
 
 def _plan(row: Row) -> Text:
@@ -119,7 +119,7 @@ def accesses_table(rows: Sequence[Row], width: int) -> RenderableType:
         name: {_budget(row): Text(count(int(row["accesses"] or 0))) for row in found}
         for name, found in series(rows).items()
     }
-    return _tables("accesses", _budgets(rows), cells, width, missing=Text())
+    return _tables("accesses", rows, cells, width, missing=Text())
 
 
 def count(number: int) -> str:
@@ -134,16 +134,19 @@ def count(number: int) -> str:
 
 def _tables(
     head: str,
-    budgets: Sequence[tuple[float, int]],
+    rows: Sequence[Row],
     cells: Mapping[str, Mapping[tuple[float, int], Text]],
     width: int,
     missing: Text = NOT_RUN,
 ) -> RenderableType:
-    """Return a table of `cells` by line and budget, split into stacked tables if too wide for one."""
+    """Return a table of `cells` by line and budget, split into stacked tables if too wide for one.
+
+    rows: those of all budgets.
+    """
     first = max(map(len, [head, *cells])) + 1
     groups: list[list[tuple[float, int]]] = []
     room = 0
-    for budget in budgets:
+    for budget in dict.fromkeys(map(_budget, rows)):
         values = [found.get(budget, missing) for found in cells.values()]
         needed = max(LEAST, len(_share(*budget)), *map(len, values)) + 1
         if not groups or needed > room:
@@ -166,10 +169,6 @@ def _tables(
 def _share(ratio: float, nbytes: int) -> str:
     exact = abs(ratio * 1000 - round(ratio * 1000)) < 1e-9  # a fraction, not a size
     return f"{100 * ratio:.3g}%" if exact else format_size(nbytes)
-
-
-def _budgets(rows: Sequence[Row]) -> list[tuple[float, int]]:
-    return list(dict.fromkeys(_budget(row) for row in rows))
 
 
 def _budget(row: Row) -> tuple[float, int]:

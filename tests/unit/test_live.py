@@ -117,13 +117,13 @@ def test_a_line_of_ours_stands_above_the_table_by_itself(screen: Screen) -> None
 
 def test_a_line_of_ours_among_lines() -> None:
     to = stream("ascii")
-    LiveLines(SETTINGS, to).note("dtrrun: 3 × more")
+    LiveLines(to).note("dtrrun: 3 × more")
     assert written(to) == "dtrrun: 3 x more\n"
 
 
 def test_lines(clock: list[float]) -> None:
     to = stream()
-    lines = LiveLines(SETTINGS, to)
+    lines = LiveLines(to)
     lines.start()
     for _ in range(60):  # 15 s
         lines.update([snapshot(seconds=clock[0] - 100)])
@@ -138,7 +138,7 @@ def test_lines(clock: list[float]) -> None:
 
 def test_a_line_for_each_process_and_bytes_as_they_are(clock: list[float]) -> None:
     to = stream()
-    lines = LiveLines(SETTINGS, to)
+    lines = LiveLines(to)
     lines.start()
     clock[0] += 10
     lines.write(b"its own\xff\n")
