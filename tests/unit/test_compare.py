@@ -8,7 +8,6 @@ import pytest
 from view_snapshots import check
 
 from dtrrun.cli.github_summary import VARIABLE
-from dtrrun.cli.main import main
 from dtrrun.views.markdown import of_profile, of_smoke
 
 PICTURES = Path(__file__).parents[1] / "pictures"
@@ -30,14 +29,12 @@ def later():
 
 
 @pytest.fixture
-def compare(tmp_path, capsys):
+def compare(tmp_path, command):
     def run(*words, before=RUN, after=None):
         paths = [tmp_path / "before.json", tmp_path / "after.json"]
         for path, report in zip(paths, (before, after or later()), strict=True):
             path.write_text(json.dumps(report))
-        with pytest.raises(SystemExit) as ended:
-            main(["compare", *words, *map(str, paths)])
-        return ended.value.code, *capsys.readouterr()
+        return command("compare", *words, *paths)
 
     return run
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dtrrun.cli.completion import SCRIPTS, answer
-from dtrrun.cli.main import VERBS, main
+from dtrrun.cli.main import VERBS
 
 
 def told(line, shell="fish"):
@@ -86,11 +86,8 @@ def test_zsh_and_fish_show_what_a_word_means():
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_the_script(shell, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["--show-completion", shell])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out == SCRIPTS[shell]
+def test_the_script(shell, command):
+    assert command("--show-completion", shell) == (0, SCRIPTS[shell], "")
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=SCRIPTS[shell], text=True, check=True)
 

@@ -19,7 +19,6 @@ import torch
 from test_docs import CODE, PAGES, PLACEHOLDERS, ROOT, commands, text
 
 from dtrrun.cli import smoke
-from dtrrun.cli.main import main
 
 sys.path.append(str(ROOT / "docs" / "pictures"))
 
@@ -179,11 +178,10 @@ ONCE = {words: page for page in reversed(PAGES) for words in runnable(page)}
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(ONCE.values()))
-def test_commands_run(page, reader, capfd):
+def test_commands_run(page, reader, command):
     for words in (words for words, first in ONCE.items() if first == page):
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        assert not ended.value.code, f"{page}: dtrrun {shlex.join(words)}: {capfd.readouterr().err}"
+        status, _, err = command(*words)
+        assert not status, f"{page}: dtrrun {shlex.join(words)}: {err}"
 
 
 def test_most_commands_are_run():

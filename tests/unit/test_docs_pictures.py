@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from trace_format import broken_rules
 
-from dtrrun.cli.main import main
 from dtrrun.settings import RuntimeSettings
 from dtrrun.telemetry.fields import COUNTERS
 from dtrrun.views.report import build_report
@@ -107,15 +106,14 @@ def test_kept_runs_have_all_that_is_shown_today():
         assert not re.search(r"/(tmp|home|root|work)/", path.read_text()), path
 
 
-def test_the_curves_are_of_todays_simulator(tmp_path):
+def test_the_curves_are_of_todays_simulator(tmp_path, command):
     """Check only the smallest log: replaying all of them takes minutes."""
     kept = json.loads((PICTURES / "curves.json").read_text())
     rows = [row for row in kept["rows"] if row["log"] == "resnet"]
     heuristics = ",".join(dict.fromkeys(row["heuristic"] for row in rows))
     log, found = str(ROOT / "tests" / "logs" / "resnet.log.gz"), tmp_path / "rows.json"
-    with pytest.raises(SystemExit) as ended:
-        main(["simulate", log, "--heuristic", heuristics, "--jobs", "1", "--quiet", "--json", str(found)])
-    assert not ended.value.code
+    words = ("simulate", log, "--heuristic", heuristics, "--jobs", "1", "--quiet", "--json", found)
+    assert not command(*words)[0]
     made = json.loads(found.read_text())["rows"]
     assert [{name: row[name] for name in rows[0]} for row in made] == rows, "make docs-pictures"
 

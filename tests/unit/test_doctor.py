@@ -14,7 +14,6 @@ from view_snapshots import check
 
 from dtrrun.cli import doctor as module
 from dtrrun.cli.doctor import VARIABLES, examine
-from dtrrun.cli.main import main
 from dtrrun.monitor import checkup
 from dtrrun.views.doctor import print_doctor
 
@@ -389,40 +388,33 @@ def test_the_page_describes_each_field(machine):
         assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(facts)
 
 
-def status(*words):
-    with pytest.raises(SystemExit) as caught:
-        main(["doctor", *words])
-    return caught.value.code
-
-
-def test_the_command(machine, monkeypatch, capfd, tmp_path):
+def test_the_command(machine, monkeypatch, command, tmp_path):
     report = good(machine)
     monkeypatch.setattr(module, "examine", lambda device, python: report | {"device": device})
-    assert status() == 0
-    assert "A run on auto can work." in capfd.readouterr().out
-    assert status("--device", "cuda:1", "--json", "-") == 0
-    assert json.loads(capfd.readouterr().out)["device"] == "cuda:1"
-    assert status("--json", str(tmp_path / "x.json")) == 0
-    assert "can work" in capfd.readouterr().out
+    status, out, _ = command("doctor")
+    assert (status, "A run on auto can work." in out) == (0, True)
+    status, out, _ = command("doctor", "--device", "cuda:1", "--json", "-")
+    assert (status, json.loads(out)["device"]) == (0, "cuda:1")
+    status, out, _ = command("doctor", "--json", tmp_path / "x.json")
+    assert (status, "can work" in out) == (0, True)
     assert json.loads((tmp_path / "x.json").read_text())["schema"] == "dtrrun.doctor/1"
     monkeypatch.setattr(module, "examine", lambda device, python: report | {"ok": False})
-    assert status() == 1
+    assert command("doctor")[0] == 1
 
 
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        (["train.py"], 2, "dtrrun: error: doctor takes no target: 'train.py' is unexpected"),
-        (["--device", "tpu"], 2, "dtrrun: error: --device: 'tpu' is not one of auto, cpu, cuda, cuda:N"),
-        (["--python", "/none"], 127, "dtrrun: error: --python: no such interpreter: /none"),
+        (["train.py"], 2, "doctor takes no target: 'train.py' is unexpected"),
+        (["--device", "tpu"], 2, "--device: 'tpu' is not one of auto, cpu, cuda, cuda:N"),
+        (["--python", "/none"], 127, "--python: no such interpreter: /none"),
     ],
 )
-def test_what_is_refused(words, code, line, capsys):
-    assert status(*words) == code
-    assert capsys.readouterr().err.splitlines() == [line]
+def test_what_is_refused(words, code, line, refused):
+    assert refused("doctor", *words, status=code) == line
 
 
-def test_this_machine(capsys):
+def test_this_machine(command):
     """The real machine is examined, whatever it has: the CPU always works."""
-    assert status("--device", "cpu", "--python", sys.executable) == 0
-    assert "A run on cpu can work." in capsys.readouterr().out
+    status, out, _ = command("doctor", "--device", "cpu", "--python", sys.executable)
+    assert (status, "A run on cpu can work." in out) == (0, True)

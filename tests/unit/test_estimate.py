@@ -10,7 +10,6 @@ from fake_records import printed
 from rich.cells import cell_len
 from view_snapshots import check
 
-from dtrrun.cli.main import main
 from dtrrun.profiling.cards import CARDS, LAUNCH_NS, parse_card
 from dtrrun.profiling.estimate import CONTEXT, At, Fit
 from dtrrun.profiling.segments import Segments
@@ -178,17 +177,19 @@ CASES = {
 }
 
 
-def estimated(tmp_path, program, *words):
-    script = tmp_path / "train.py"
-    script.write_text(dedent(program))
-    with pytest.raises(SystemExit) as ended:
-        main(["estimate", "--python", sys.executable, *words, str(script)])
-    return ended.value.code
+@pytest.fixture
+def estimated(command, tmp_path):
+    def estimated(program, *words):
+        (tmp_path / "train.py").write_text(dedent(program))
+        return command("estimate", "--python", sys.executable, *words, tmp_path / "train.py")
+
+    return estimated
 
 
-def test_a_program(tmp_path, capfd):
+def test_a_program(tmp_path, estimated):
     path = tmp_path / "found.json"
-    assert estimated(tmp_path, PROGRAM, "--gpu", "RTX 4090", "--json", str(path)) == 0
+    status, out, _ = estimated(PROGRAM, "--gpu", "RTX 4090", "--json", path)
+    assert status == 0
     found = json.loads(path.read_text())
     weights, tensor = 2 * WIDTH * WIDTH * 4, ROWS * WIDTH * 4
     # At its peak, when `square` is differentiated: weights and their two averages; x, what sigmoid, two, silu
@@ -201,29 +202,23 @@ def test_a_program(tmp_path, capfd):
         for name in ("nonzero", "index")
     ]
     assert found["step_seconds"] > 0
-    out, _ = capfd.readouterr()
     assert "It fits" in out
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_cannot_be_told(tmp_path, capfd, name):
+def test_what_cannot_be_told(estimated, name):
     program, status, said = CASES[name]
-    assert estimated(tmp_path, program, "--gpu", "24GB") == status
-    assert said in capfd.readouterr().err
+    code, _, err = estimated(program, "--gpu", "24GB")
+    assert code == status
+    assert said in err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["--gpu", "Voodoo 2", "x.py"], "'Voodoo 2' is not in the table"), (["x.py"], "needs --gpu")],
 )
-def test_bad_options(capfd, words, said):
-    with pytest.raises(SystemExit) as ended:
-        main(["estimate", *words])
-    assert ended.value.code == 2
-    err = capfd.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
-    assert not Path("x.py").exists()
+def test_bad_options(refused, words, said):
+    assert said in refused("estimate", *words)
 
 
 def test_the_page_has_the_table_of_cards():

@@ -134,7 +134,6 @@ def test_later_verbs_have_their_place(monkeypatch, seen):
         ("--bugdet 1GB train.py", "No such option: --bugdet"),
         ("--budget", "requires an argument"),
         ("--quiet=yes train.py", "--quiet"),
-        ("--budget 200 train.py", "--budget: '200' has no unit"),
         (
             "-O train.py",
             "No such option: -O (see dtrrun --help; for an option of Python, write: dtrrun python -O ...)",
@@ -143,14 +142,9 @@ def test_later_verbs_have_their_place(monkeypatch, seen):
         ("--quiet smoke --budgte 50% train.py", "(see dtrrun smoke --help)"),
     ],
 )
-def test_usage_errors_are_one_line_and_status_2(seen, capsys, words, message):
-    assert status(*words.split()) == 2
+def test_usage_errors_are_one_line_and_status_2(seen, refused, words, message):
+    assert message in refused(*words.split())
     assert not seen
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("dtrrun: error: ")
-    assert message in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -164,28 +158,23 @@ def test_usage_errors_are_one_line_and_status_2(seen, capsys, words, message):
         ("nosuch", "no such script or command: nosuch"),
     ],
 )
-def test_a_verb_that_is_nearly_one(capsys, words, message):
-    assert status(*words.split()) == 127
-    assert capsys.readouterr().err == f"dtrrun: error: {message}\n"
+def test_a_verb_that_is_nearly_one(refused, words, message):
+    assert refused(*words.split(), status=127) == message
 
 
-def test_a_launch_error_brings_its_own_status(monkeypatch, capsys):
+def test_a_launch_error_brings_its_own_status(monkeypatch, refused):
     def fail(options, command):
         raise LaunchError("it is so", 126)
 
     monkeypatch.setattr("dtrrun.cli.run.supervise", fail)
-    assert status("true") == 126
-    assert capsys.readouterr().err == "dtrrun: error: it is so\n"
+    assert refused("true", status=126) == "it is so"
 
 
-def test_a_mistake_of_ours_is_one_line_and_125(monkeypatch, capsys):
+def test_a_mistake_of_ours_is_one_line_and_125(monkeypatch, refused):
     monkeypatch.setattr("dtrrun.cli.run.supervise", lambda *_: 1 / 0)
     monkeypatch.delenv("DTRRUN_DEBUG", raising=False)
-    assert status("true") == 125
-    assert (
-        capsys.readouterr().err
-        == "dtrrun: error: ZeroDivisionError: division by zero (DTRRUN_DEBUG=1 shows where)\n"
-    )
+    said = refused("true", status=125)
+    assert said == "ZeroDivisionError: division by zero (DTRRUN_DEBUG=1 shows where)"
     monkeypatch.setenv("DTRRUN_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["true"])

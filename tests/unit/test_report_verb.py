@@ -6,12 +6,12 @@ import re
 import stat
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from fake_records import SETTINGS, snapshot
 
-from dtrrun.cli.main import main
 from dtrrun.views.report import build_report
 
 PICTURES = Path(__file__).parents[1] / "pictures"
@@ -20,13 +20,8 @@ GOOD = json.loads(Path(RUN).read_text())
 
 
 @pytest.fixture
-def dtrrun(capsys):
-    def run(*words):
-        with pytest.raises(SystemExit) as caught:
-            main(["report", *map(str, words)])
-        return caught.value.code, *capsys.readouterr()
-
-    return run
+def dtrrun(command):
+    return partial(command, "report")
 
 
 def test_a_page(dtrrun, tmp_path):
@@ -121,8 +116,6 @@ def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
         ("[1]", "is not a report of dtrrun"),
         ("{}", "is not the report of a run: its schema is not dtrrun.report/1"),
         ('{"schema": 1}', "is not the report of a run"),
@@ -131,7 +124,6 @@ def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
             '{"schema": "dtrrun.report/2"}',
             "has the format dtrrun.report/2; this version of dtrrun reads dtrrun.report/1",
         ),
-        ('{"schema": "dtrrun.report/1"}', "is damaged: it has no"),
         (json.dumps({**GOOD, "peak_bytes": "x"}), "is damaged"),
         (json.dumps({**GOOD, "processes": [None]}), "is damaged"),
         (json.dumps({**GOOD, "timeline": {"processes": [{}]}}), "is damaged"),
@@ -139,13 +131,10 @@ def test_from_standard_input(dtrrun, tmp_path, monkeypatch):
         (json.dumps({**GOOD, "operators": {"a": 1}}), "is damaged"),
     ],
 )
-def test_what_is_no_report(dtrrun, tmp_path, text, message):
+def test_what_is_no_report(refused, tmp_path, text, message):
     path = tmp_path / "run.json"
     path.write_text(text)
-    status, out, err = dtrrun(path, "-o", tmp_path / "x.html")
-    assert (status, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert message in err
+    assert message in refused("report", path, "-o", tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
 
 
@@ -155,18 +144,13 @@ def test_what_is_no_report(dtrrun, tmp_path, text, message):
         ((), "report needs RUN, a report that dtrrun --json has written"),
         ((RUN, "--profile-json", PROFILE), "--profile-json needs -o PATH, the file to write the page to"),
         ((RUN, "-o", "x", "--json", "x"), "-o and --json both write to x"),
-        (("/nowhere/run.json", "-o", "x.html"), "/nowhere/run.json cannot be read: No such file"),
         ((RUN, "-o", "/nowhere/x.html"), "-o: /nowhere/x.html cannot be written"),
         (
             (RUN, "-o", "x.html", "--profile-json", RUN),
             f"--profile-json: {RUN} was not written by dtrrun profile --json",
         ),
-        ((__file__, "-o", "x.html"), "is not JSON"),
         (("/dev/null/\x1b[2J", "-o", "x.html"), "/dev/null/�[2J cannot be read"),
     ],
 )
-def test_what_is_wrong_is_one_line(dtrrun, words, message):
-    status, out, err = dtrrun(*words)
-    assert (status, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert message in err
+def test_what_is_wrong_is_one_line(refused, words, message):
+    assert message in refused("report", *words)

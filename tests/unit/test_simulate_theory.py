@@ -74,12 +74,8 @@ def test_adversary_with_budgets(capsys):
         ("--sizes 64 some.log", "--sizes needs --theory"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(capsys, words, message):
-    assert status(*words.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert err.count("\n") == 1
+def test_bad_input_is_one_line_and_status_2(refused, words, message):
+    assert message in refused("simulate", *words.split())
 
 
 def test_pictures(tmp_path, capsys):
