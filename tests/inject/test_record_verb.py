@@ -71,23 +71,6 @@ def test_a_program_that_ends_before(record, script, tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "record needs -o PATH, the file to write the log to"),
-        (("-o", "x.log", "--step", "zero"), "'zero' is neither a number nor a range"),
-        (("-o", "x.log", "--step", "3-2"), "'3-2' is not a range of steps"),
-        (("-o", "/nowhere/x.log"), "/nowhere is not a writable folder"),
-        (("-o", "/tmp"), "-o: /tmp is not a regular file"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_starts(record, script, words, message):
-    run = record(*words, str(script))
-    assert (run.status, run.out) == (2, "")
-    assert len(run.ours) == 1
-    assert message in run.ours[0]
-
-
 def names(folder):
     """Return all names except those that PyTorch leaves in the folder for temporary files."""
     return {one.name for one in folder.iterdir() if not one.name.startswith("torch")}

@@ -91,13 +91,6 @@ def test_a_target_that_is_killed_leaves_them_too(tmp_path, environment, program)
     assert "killed" in (tmp_path / "run.html").read_text()
 
 
-def test_what_cannot_be_written_is_said_first(dtrrun, program):
-    script = program("train.py", "print('ran')")
-    run = dtrrun("--trace", "nowhere/trace.json", script)
-    assert (run.status, run.out) == (2, "")
-    assert run.ours == ["error: --trace: nowhere/trace.json cannot be written: No such file or directory"]
-
-
 def test_a_folder_that_a_killed_launcher_left_goes(dtrrun, tmp_path):
     left = tmp_path / "dtrrun-left"
     left.mkdir(mode=0o700)

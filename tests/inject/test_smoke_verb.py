@@ -147,23 +147,6 @@ def test_a_script_without_steps_or_torch(smoke):
     assert "never imported torch" in details(ended)["plain run"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--steps", "0"], "--steps: 0 is less than 1"),
-        (["--steps", "x"], "--steps: 'x' is not a whole number"),
-        (["--max-slowdown", "1"], "--max-slowdown: '1' is not above 1"),
-        (["--budget", "7"], "--budget: '7' has no unit"),
-        (["--timeout", "-1"], "--timeout: -1 is less than 1"),
-    ],
-)
-def test_what_was_meant_otherwise_is_said_before_anything_runs(smoke, words, said):
-    ended = smoke("raise SystemExit('ran')\n", *words)
-    assert ended.status == 2
-    assert said in ended.err
-    assert ended.report is None
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_nothing(environment, tmp_path, number):
     (tmp_path / "train.py").write_text(SCRIPT.replace("range(10)", "range(10**6)"))

@@ -94,4 +94,3 @@ def test_no_such_run(plain):
     done = plain(sys.executable, "-m", "dtrrun", "top", "999999999")
     assert (done.status, done.ours) == (1, ["error: there is no dtrrun run with PID 999999999"])
     assert plain(sys.executable, "-m", "dtrrun", "top", "--", "0").status == 2
-    assert plain(sys.executable, "-m", "dtrrun", "top", "x").status == 2

@@ -126,21 +126,3 @@ def test_a_reader_of_standard_output_may_leave(environment, inputs, tmp_path, ve
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("path", ["a.json", "-", "./b/../a.json"])
-def test_two_results_cannot_have_one_path(plain, program, tmp_path, path):
-    (tmp_path / "b").mkdir()
-    first = "-" if path == "-" else "a.json"
-    command = (sys.executable, "-m", "dtrrun", "--json", first, "--html", path)
-    run = plain(*command, program("train.py", "print('ran')"))
-    name = "standard output" if path == "-" else path
-    assert (run.status, run.out) == (2, "")
-    assert run.ours == [f"error: --json and --html both write to {name}"]
-
-
-def test_a_pipe_without_a_reader_is_not_waited_for(plain, program, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    run = plain(sys.executable, "-m", "dtrrun", "--json", "pipe", program("train.py", "print('ran')"))
-    assert (run.status, run.out) == (2, "")
-    assert run.ours == ["error: --json: pipe cannot be written: no process reads this pipe"]

@@ -56,6 +56,7 @@ CASES = [
     ("--json folder true", "--json: folder cannot be written: Is a directory"),
     ("--html pipe true", "--html: pipe cannot be written: no process reads this pipe"),
     ("smoke --json x --junit ./x true", "--json and --junit both write to ./x"),
+    ("--json - --html - true", "--json and --html both write to standard output"),
     ("top eleven", "PID: 'eleven' is not a whole number"),
 ]
 

@@ -140,6 +140,15 @@ def test_later_verbs_have_their_place(monkeypatch, seen):
         ),
         ("simulate --budget 50% step.log", "--budgets, --host-budget, --quiet) (see dtrrun simulate --help)"),
         ("--quiet smoke --budgte 50% train.py", "(see dtrrun smoke --help)"),
+        ("smoke --steps 0 train.py", "--steps: 0 is less than 1"),
+        ("smoke --steps x train.py", "--steps: 'x' is not a whole number"),
+        ("smoke --max-slowdown 1 train.py", "--max-slowdown: '1' is not above 1"),
+        ("smoke --budget 7 train.py", "--budget: '7' has no unit"),
+        ("smoke --timeout -1 train.py", "--timeout: -1 is less than 1"),
+        ("record train.py", "record needs -o PATH, the file to write the log to"),
+        ("record -o x.log --step zero train.py", "'zero' is neither a number nor a range"),
+        ("record -o x.log --step 3-2 train.py", "'3-2' is not a range of steps"),
+        ("record -o /nowhere/x.log train.py", "/nowhere is not a writable folder"),
     ],
 )
 def test_usage_errors_are_one_line_and_status_2(seen, refused, words, message):
