@@ -200,7 +200,7 @@ NUMBERS = (
     ("overview.md", r"known to take less than (\d+) µs", "native/replays.h", "BRIEF_NS"),
     ("native.md", r"at most a (\d+)th of the budget together", "native/interposer.h", "LITTLE"),
     ("native.md", r"more than one in (\d+) evictions", "native/interposer.h", "FEW"),
-    ("native.md", r"less than a (\d+)th of the budget further", "native/interposer.h", "SPARE"),
+    ("native.md", r"less than a (\d+)th of the budget was left", "native/interposer.h", "SPARE"),
     ("native.md", r"every ([\d,]+) operators, are native", "runtime/session.py", "COMPACT_EVERY"),
     ("native.md", r"the (\d+) most recently used ones stay", "runtime/access.py", "RECENT"),
     ("native.md", r"blocks of (\d+) KiB and more come", "native/heap.h", "LARGE"),
