@@ -8,7 +8,7 @@
 // allocator waits for the stream, returns all free memory to the driver, and maps it again, which takes longer than to compute
 // most tensors again (docs/design/cuda.md, "Flushes"). Before it does, it calls its FreeMemoryCallbacks. Ours could not evict
 // there, because the allocator is locked: another thread may have our lock and wait for the allocator's. So it throws; the
-// request leaves the allocator as it was, dtrrun evicts a window of neighbouring blocks if that costs less than the flush, and
+// request leaves the allocator as it was, dtrrun evicts a window of neighbouring blocks unless a flush is far cheaper (`Flushes`), and
 // the request is made again.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Handles memory that the system refuses to the heap (`ulimit -d`), or a GPU's allocator to a kernel: evicts other tensors, and
 // asks again.
 //
-// This may happen in the middle of an operator, whose kernel continues afterwards: nothing runs twice. `runtime/shortage.py`
-// evicts. What the kernel reads is locked, and nothing becomes dependent on what it writes to.
+// This may happen in the middle of an operator, whose kernel continues afterwards: nothing runs twice. `runtime/shortage.py` evicts,
+// or on a GPU `runtime/cuda/oom_retry.py`. What the kernel reads is locked, and nothing becomes dependent on what it writes to.
 //
 // Some libraries catch an out-of-memory error and take another algorithm, with other bits, for good: cuDNN's convolutions in
 // PyTorch's `try_configs`. So where nothing more can be evicted, PyTorch's own kernels get an error of a type that is not caught
