@@ -192,7 +192,7 @@ def test_advice_is_at_most_what_earlier_runs_have_taken(program, percent):
 
 
 def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
-    """The simulator finds a budget far below the guess."""
+    """The simulator finds a budget far below the guess, which a first step is nevertheless advised to take."""
     bindings.load()  # a session does not build it
     with dtrrun.budget(None) as session:
         advised.attention()
@@ -200,7 +200,7 @@ def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
     with_it = refused(advised.attention, peak // 5)
     monkeypatch.setattr("dtrrun.bindings.is_there", lambda: False)
     without = refused(advised.attention, peak // 5)
-    assert with_it.expected_bytes < 0.9 * without.expected_bytes
+    assert with_it.likely_bytes < 0.9 * without.likely_bytes
     gc.collect()
     with dtrrun.budget(with_it.expected_bytes):
         advised.attention()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-DEVICE, STEPS = "cuda", 3
+DEVICE, STEPS = "cuda", 8
 
 
 def train(model, loss_of, optimizer=None):
