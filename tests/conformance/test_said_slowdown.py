@@ -24,6 +24,8 @@ def test_what_is_said_is_measured(program):
 
 
 CALLS = 3000  # one in eight is timed
+BUSY = 0.8
+"""With less of a processor, nothing is to be said: what is timed is then mostly what waits."""
 
 
 def spin(ns):
@@ -42,7 +44,7 @@ def reads(tensor=torch.ones(2)):  # noqa: B008
 
 
 def said_ns(call):
-    """Return what dtrrun says that its work takes, as the processor's time."""
+    """Return what dtrrun says that its work takes, as the processor's time, and how much of one there was."""
     with dtrrun.budget("1GB", "cpu", heuristic=STEADY) as session:
         call()  # what only the first one does
         gc.collect()  # of the objects of all tests before
@@ -53,7 +55,7 @@ def said_ns(call):
         took, after = time.thread_time_ns() - began, session.times()
         gc.enable()
     said, wall = (after[name] - before[name] for name in ("bookkeeping_ns", "wall_ns"))
-    return took * said / wall
+    return took * said / wall, took / wall
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,15 @@ def test_work_of_a_known_size_is_said(owner, name, call, monkeypatch):
     found = []
     for _ in range(6):  # what is wrongly accounted for is wrong each time
         added = 0
-        before = said_ns(call)
+        before, _ = said_ns(call)
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, longer)
-            after = said_ns(call)
+            after, share = said_ns(call)
         assert added > 60_000 * CALLS
-        found.append((after - before) / added)
-        if found[-1] == pytest.approx(1, rel=0.2):
+        if (after - before) / added == pytest.approx(1, rel=0.2):
             return
+        if share > BUSY:
+            found.append((after - before) / added)
+    if not found:
+        pytest.skip("other programs have the processor")
     pytest.fail(f"said of what was added: {found}")
