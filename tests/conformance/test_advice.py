@@ -192,7 +192,7 @@ def test_advice_is_at_most_what_earlier_runs_have_taken(program, percent):
 
 
 def test_the_rest_of_a_backward_pass_is_rehearsed(monkeypatch):
-    """The simulator finds a budget far below the guess, which a first step is nevertheless advised to take."""
+    """The simulator finds a budget far below the guess, though a first step is advised to take that."""
     bindings.load()  # a session does not build it
     with dtrrun.budget(None) as session:
         advised.attention()
