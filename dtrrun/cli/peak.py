@@ -57,42 +57,36 @@ def peak(given: Peak, target: Sequence[str]) -> int:
     ours = replace(
         options.settings, peak=True, peak_only=True, verify=False, max_slowdown=None, max_steps=None
     )
-    options = replace(options, settings=ours)
     command = resolve(target, lambda: choose(options.python))
-    return _look(_Run(options, command), ours)
+    return _look(replace(options, settings=ours), command)
 
 
-def _look(run: _Run, settings: RuntimeSettings) -> int:
+def _look(options: Options, command: Sequence[str]) -> int:
     """Run the program, and again if its peak came only once. Returns the exit status."""
-    status = run.once(settings)
-    if status == 0 and not run.seen and run.most_bytes:
-        if not settings.quiet:
+    seen, most_bytes = False, 0  # whether it is known what holds the peak; the peak, if that is known
+
+    def wants(report: dict[str, Any]) -> bool:
+        nonlocal seen
+        seen = report["holds"] is not None
+        return seen
+
+    def finish(status: int, left: Sequence[Snapshot]) -> int:
+        nonlocal most_bytes
+        told = [one.values("holds") or {} for one in left]
+        most_bytes = max((int(one.get("most_bytes") or 0) for one in told), default=0)
+        return status
+
+    def run(settings: RuntimeSettings) -> int:
+        return supervise(replace(options, settings=settings), command, finish, print_peak, wants)
+
+    status = run(options.settings)
+    if status == 0 and not seen and most_bytes:
+        if not options.settings.quiet:
             say(AGAIN)
-        status = run.once(replace(settings, peak_bytes=run.most_bytes))
-    if status and not run.seen and run.most_bytes:
+        status = run(replace(options.settings, peak_bytes=most_bytes))
+    if status and not seen and most_bytes:
         say(UNFIT)
-    if run.seen or status:
+    if seen or status:
         return status
     say("error: the peak was not seen: the program did not take as much memory again")
     return FAILED
-
-
-class _Run:
-    """Runs the program. seen: whether it is known what holds the peak. most_bytes: the peak, 0 if unknown."""
-
-    def __init__(self, options: Options, command: Sequence[str]) -> None:
-        self._options, self._command = options, command
-        self.seen, self.most_bytes = False, 0
-
-    def once(self, settings: RuntimeSettings) -> int:
-        options = replace(self._options, settings=settings)
-        return supervise(options, self._command, self._finish, print_peak, self._wants)
-
-    def _wants(self, report: dict[str, Any]) -> bool:
-        self.seen = report["holds"] is not None
-        return self.seen
-
-    def _finish(self, status: int, left: Sequence[Snapshot]) -> int:
-        told = [one.values("holds") or {} for one in left]
-        self.most_bytes = max((int(one.get("most_bytes") or 0) for one in told), default=0)
-        return status
