@@ -346,8 +346,7 @@ def test_surroundings(tmp_path, monkeypatch):
     assert checkup.surroundings({}, tmp_path)["wsl"]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("case", ["good", "bad"])
+@pytest.mark.parametrize(("case", "width"), [("good", 80), ("bad", 80), ("bad", 120)])
 def test_looks_as_it_did(machine, case, width):
     if case == "good":
         report = good(machine)

@@ -124,7 +124,8 @@ def test_looks_as_it_did(name, one, width):
     result = json.loads(json.dumps(one.values(["train.py"]))) | {"run": ["dtrrun", "train.py"]}
     text = printed(print_estimate, result, width)
     assert all(cell_len(line) <= width for line in text.splitlines())
-    check(f"estimate_{name}_{width}", text)
+    if width == 80 or name == "budget":  # others are wrapped like it
+        check(f"estimate_{name}_{width}", text)
 
 
 # -- programs --------------------------------------------------------------------------------------------

@@ -103,6 +103,13 @@ CASES: dict[str, tuple[list[Snapshot], RuntimeSettings, int]] = {
 }
 
 
+AT_WIDTH = {
+    60: ("good", "too_small", "over_budget", "ranks", "gpu_ranks"),
+    120: ("good", "ranks", "gpu_ranks"),
+}
+"""What has other columns or lines than at a width of 80."""
+
+
 def shown(case: str, width: int, encoding: str = "utf-8") -> str:
     snapshots, settings, code = CASES[case]
     report = build_report(snapshots, settings, code, ["train.py"], 25.0)
@@ -115,7 +122,8 @@ def test_looks_as_it_did(case: str, width: int) -> None:
     text = shown(case, width)
     assert "\x1b" not in text  # not a terminal: no color
     assert all(cell_len(line) <= width and line == line.rstrip() for line in text.splitlines())
-    check(f"final_{case}_{width}", text)
+    if width == 80 or case in AT_WIDTH[width]:
+        check(f"final_{case}_{width}", text)
 
 
 def test_says_what_is_known_of_the_least_budget() -> None:
