@@ -96,7 +96,7 @@ def estimate(given: Estimate, target: Sequence[str]) -> int:
             return found
         result = found.values(target)
         if found.verdict not in (FITS, NO):
-            result["run"] = ["dtrrun", "--budget", _rounded_down(card.programs_bytes), *target]
+            result["run"] = ["dtrrun", "--budget", f"{card.programs_bytes // 10**8 / 10:g}GB", *target]
         unwritten = print_and_write(result, print_estimate, given.json, given.quiet, write)
     if unwritten:
         return FAILED
@@ -133,7 +133,3 @@ def _look(given: Estimate, settings: RuntimeSettings, command: Sequence[str], pa
             raise LaunchError(UNUSED, FAILED) from None
         except (LogError, OSError) as error:
             raise LaunchError(f"what was recorded cannot be read: {error}", FAILED) from None
-
-
-def _rounded_down(nbytes: int) -> str:
-    return f"{nbytes // 10**8 / 10:g}GB"

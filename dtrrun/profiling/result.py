@@ -36,7 +36,7 @@ def study_result(study: Study, words: Sequence[str]) -> dict[str, Any]:
         "complete": study.complete,
         "seconds": study.seconds,
         "plain_run_seconds": plain and plain.seconds,
-        "plain_step_seconds": plain and _step_seconds(plain),
+        "plain_step_seconds": plain and plain.steps[-1].wall_ns / 1e9,
         "plain_peak_bytes": plain and study.peak,
         "plain_overhead_bytes": plain and plain.overhead_bytes,
         "plain_reserve_bytes": plain and study.reserve,
@@ -85,11 +85,6 @@ def _trial(trial: Trial) -> dict[str, Any]:
             for step in trial.steps
         ],
     }
-
-
-def _step_seconds(trial: Trial) -> float:
-    """Return the duration of the last step."""
-    return trial.steps[-1].wall_ns / 1e9
 
 
 def variation_result(variation: Variation, words: Sequence[str]) -> dict[str, Any]:

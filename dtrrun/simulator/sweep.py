@@ -24,7 +24,7 @@ from .live import device_of, predict, watched_steps
 from .log import Instruction, LogError, read_log
 from .portfolio import Replayer, find
 from .replay import simulate
-from .schedule import Schedule, read_schedule
+from .schedule import read_schedule
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -101,6 +101,13 @@ class Row:
     host_peak_bytes: int = 0
 
 
+OF_OUTCOME = (
+    *("status", "evictions", "rematerializations", "evaluations", "peak_bytes", "accesses", "seconds"),
+    *("copies_out", "copies_in", "host_peak_bytes"),
+)
+"""Fields of a row that are those of its replay."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """A log's own figures: its needs without a budget, and the least possible budget (Sec. 4.2)."""
@@ -115,16 +122,8 @@ class Facts:
     largest_bytes: int
 
 
-@lru_cache(maxsize=4)
-def schedule_at(path: str) -> Schedule:
-    """Return the schedule of that file, cached. Raises LogError, OSError."""
-    return read_schedule(path)
-
-
-@lru_cache(maxsize=4)
-def log_at(path: str) -> Sequence[Instruction]:
-    """Return the instructions of that file, for a prediction of dtrrun's own runtime."""
-    return read_log(path)
+schedule_at, log_at = lru_cache(maxsize=4)(read_schedule), lru_cache(maxsize=4)(read_log)
+"""A sweep replays each log many times: with the paper's semantics, and as dtrrun's own runtime."""
 
 
 @lru_cache(maxsize=4)
@@ -194,25 +193,12 @@ def run_cell(cell: Cell) -> Row:
     else:
         outcome = replay(cell.heuristic, limit=cell.limit)
     return Row(
-        cell.log,
-        cell.heuristic,
-        cell.deallocation,
-        cell.search,
-        cell.semantics,
-        ratio,
-        nbytes,
-        outcome.status,
-        outcome.overhead if outcome.status == "ok" else None,
-        outcome.evictions,
-        outcome.rematerializations,
-        outcome.evaluations,
-        outcome.peak_bytes,
-        outcome.accesses,
-        outcome.seconds,
-        settings,
-        outcome.copies_out,
-        outcome.copies_in,
-        outcome.host_peak_bytes,
+        **{name: getattr(cell, name) for name in ("log", "heuristic", "deallocation", "search", "semantics")},
+        budget_ratio=ratio,
+        budget_bytes=nbytes,
+        overhead=outcome.overhead if outcome.status == "ok" else None,
+        settings=settings,
+        **{name: getattr(outcome, name) for name in OF_OUTCOME},
     )
 
 

@@ -20,14 +20,7 @@ LOGITS = {"name": "`logits` in evaluate at train.py:31", "why": "input mutated",
 PINNED = [
     {"reason": "parameter", "bytes": 30_000_000, "storages": 120},
     {"reason": "gradient", "bytes": 30_000_000, "storages": 118},
-    {
-        "reason": "kept by the program",
-        "bytes": 8_000_000,
-        "storages": 4,
-        "held_by": [
-            {"name": "`logits` in evaluate at train.py:31", "why": "input mutated", "bytes": 7_000_000}
-        ],
-    },
+    {"reason": "kept by the program", "bytes": 8_000_000, "storages": 4, "held_by": [LOGITS]},
 ]
 SMALL = {
     "operator": "aten.convolution",
