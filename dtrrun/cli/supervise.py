@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from dtrrun.cli.messages import as_line, if_someone_reads, say
 from dtrrun.cli.options import Options
@@ -40,11 +40,8 @@ TICK_SECONDS = 0.1
 Finish = Callable[[int, Sequence[Snapshot]], int]
 """Given the exit status and the records of the processes, returns our exit status."""
 
-
-class Show(Protocol):
-    """Prints the report of a run."""
-
-    def __call__(self, report: dict[str, Any], stream: TextIO, /) -> None: ...
+Show = Callable[[dict[str, Any], TextIO], None]
+"""Prints the report of a run."""
 
 
 def supervise(

@@ -2,15 +2,7 @@
 
 import sys
 
-TRAINS = """
-import torch
-weight = torch.nn.Parameter(torch.ones(1000))
-optimizer = torch.optim.SGD([weight], 0.1)
-for _ in range(2):
-    weight.square().sum().backward()
-    optimizer.step()
-print("trained")
-"""
+from modes import TRAINS
 
 
 def test_dtrrun_dtrrun(program, dtrrun, plain, tmp_path):
