@@ -1,7 +1,7 @@
 """Python text for programs: a small training, and how one reports what its operators pass through."""
 
 TRAINS = """
-import torch
+import sys, torch
 weight = torch.nn.Parameter(torch.ones(1000))
 optimizer = torch.optim.SGD([weight], 0.1)
 for _ in range(2):

@@ -6,19 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from modes import TRAINS
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 
 FULL = "/dev/full cannot be written: No space left on device"
-TRAINS = """
-import sys, torch
-weight = torch.nn.Parameter(torch.ones(1000))
-optimizer = torch.optim.SGD([weight], 0.1)
-for _ in range(2):
-    weight.square().sum().backward()
-    optimizer.step()
-print("trained")
-"""
 OUTPUTS = {"--json": "a.json", "--html": "a.html", "--trace": "a.trace.json"}
 
 
