@@ -4,11 +4,11 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dtrrun.cli.main import main
 from tests.log_files import write_log
 from tests.unit.simulator_logs import random_log
 from tests.waiting import until
@@ -26,18 +26,16 @@ def log(tmp_path):
     return str(path)
 
 
-def status(*words):
-    with pytest.raises(SystemExit) as caught:
-        main(["simulate", *words])
-    return caught.value.code
+@pytest.fixture
+def simulate(command):
+    return partial(command, "simulate")
 
 
-def test_rows_and_tables(log, tmp_path, capsys):
+def test_rows_and_tables(log, tmp_path, simulate):
     path = tmp_path / "rows.json"
     words = ("--heuristic", "lru,h'(s=no,m=yes,c=local)", log, "--budgets", "1.0,50%,400B", "--jobs", "1")
-    assert status(*words, "--json", str(path)) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    status, out, err = simulate(*words, "--json", path)
+    assert (status, err) == (0, "")
     assert "random" in out
     assert "lru" in out
     found = json.loads(path.read_text())
@@ -63,20 +61,17 @@ def test_rows_and_tables(log, tmp_path, capsys):
     assert found["logs"][0]["path"] == log
 
 
-def test_json_on_standard_output_moves_the_tables(log, capsys):
-    # In a process, because the report goes to the file descriptor itself.
-    command = [sys.executable, "-m", "dtrrun", "simulate", log, "--heuristic", "lru", "--json", "-"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert len(json.loads(done.stdout)["rows"]) == 10
-    assert "overhead" in done.stderr
+def test_json_on_standard_output_moves_the_tables(log, simulate):
+    status, out, err = simulate(log, "--heuristic", "lru", "--jobs", "1", "--json", "-")
+    assert (status, len(json.loads(out)["rows"])) == (0, 10)
+    assert "overhead" in err
 
 
-def test_a_folder_is_all_of_its_logs(log, tmp_path, capsys):
+def test_a_folder_is_all_of_its_logs(log, tmp_path, simulate):
     (tmp_path / "another.log").write_text(Path(log).read_text())
     (tmp_path / "notes.txt").write_text("no log")
-    assert status(str(tmp_path), "--heuristic", "lru", "--jobs", "1", "--no-paper-ties") == 0
-    out = capsys.readouterr().out
+    status, out, _ = simulate(tmp_path, "--heuristic", "lru", "--jobs", "1", "--no-paper-ties")
+    assert status == 0
     assert out.index("another") < out.index("random")
 
 
@@ -117,27 +112,27 @@ def test_bad_input_is_one_line_and_status_2(log, tmp_path, refused, words, messa
     assert message in refused("simulate", *words.split())
 
 
-def test_a_heuristic_of_the_users_own(log, tmp_path, capsys, monkeypatch):
+def test_a_heuristic_of_the_users_own(log, tmp_path, simulate, monkeypatch):
     (tmp_path / "mine_to_try.py").write_text(
         "def score(size, staleness, cost, projected_cost): return -size\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert status(log, "--heuristic", "mine_to_try:score,size", "--jobs", "1", "--budgets", "1.0,0.6") == 0
-    mine, paper = capsys.readouterr().out.splitlines()[-2:]
+    _, out, _ = simulate(log, "--heuristic", "mine_to_try:score,size", "--jobs", "1", "--budgets", "1.0,0.6")
+    mine, paper = out.splitlines()[-2:]
     assert mine.split()[1:] == paper.split()[1:]
 
 
-def test_a_host_tier(tmp_path, capsys):
+def test_a_host_tier(tmp_path, simulate):
     """What it gives: budgets that are too small without it, and a table of what it takes."""
     log, rows = str(Path(__file__).parents[1] / "logs" / "vae.log.gz"), tmp_path / "rows.json"
     words = (log, "--heuristic", "h_dtr_eq", "--jobs", "1", "--budgets", "0.5,0.2", "--limit", "50")
     found = {}
     for more in ((), ("8GB/s",), ("80GB/s",)):
         options = ["--host-budget", "1GB", "--host-bandwidth", *more] if more else ["--semantics", "dtrrun"]
-        assert status(*words, "--json", str(rows), *options) == 0
+        status, out, _ = simulate(*words, "--json", rows, *options)
+        assert (status, "on the host" in out) == (0, bool(more))
         found[more] = json.loads(rows.read_text())["rows"]
-        assert ("on the host" in capsys.readouterr().out) == bool(more)
     (alone, without), (ample, slow), (_, fast) = found.values()
     assert (without["status"], slow["status"], fast["status"]) == ("oom", "ok", "ok")
     assert ample["overhead"] <= alone["overhead"]
@@ -145,24 +140,25 @@ def test_a_host_tier(tmp_path, capsys):
     assert slow["overhead"] > fast["overhead"]
 
 
-def test_pictures(log, tmp_path, capsys):
+def test_pictures(log, tmp_path, simulate):
     pytest.importorskip("matplotlib")
     folder = tmp_path / "new" / "pictures"
     words = (log, "--heuristic", "lru", "--jobs", "1", "--budgets", "1.0,0.6", "--format", "png")
-    assert status(*words, "--figures", str(folder)) == 0
+    status, _, err = simulate(*words, "--figures", folder)
+    assert status == 0
     assert sorted(path.name for path in folder.iterdir()) == ["slowdown.png", "trace-random.png"]
-    assert f"dtrrun: wrote {folder / 'slowdown.png'}" in capsys.readouterr().err
+    assert f"dtrrun: wrote {folder / 'slowdown.png'}" in err
 
 
-def test_pictures_without_matplotlib_are_refused_at_once(log, tmp_path, capsys, monkeypatch):
+def test_pictures_without_matplotlib_are_refused_at_once(log, tmp_path, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert status(log, "--figures", str(tmp_path / "new")) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert "pip install matplotlib" in refused("simulate", log, "--figures", tmp_path / "new")
 
 
-def test_the_papers_evaluation(log, tmp_path, capsys):
+def test_the_papers_evaluation(log, tmp_path, simulate):
     path = tmp_path / "rows.json"
-    assert status(log, "--paper", "--budgets", "1.0,0.6", "--jobs", "1", "--json", str(path)) == 0
+    status, out, _ = simulate(log, "--paper", "--budgets", "1.0,0.6", "--jobs", "1", "--json", path)
+    assert status == 0
     rows = json.loads(path.read_text())["rows"]
     cells = [
         tuple(row[key] for key in ("heuristic", "deallocation", "search", "budget_ratio")) for row in rows
@@ -171,7 +167,6 @@ def test_the_papers_evaluation(log, tmp_path, capsys):
     counted = {row["heuristic"] for row in rows if row["accesses"] is not None}
     assert counted == {"h_dtr", "h_dtr_eq", "h_dtr_local"}
     assert {row["deallocation"] for row in rows} == {"eager", "banish", "ignore"}
-    out = capsys.readouterr().out
     assert "accesses" in out
     assert "h_dtr, banish" in out
 
@@ -196,9 +191,8 @@ def test_ctrl_c_keeps_what_was_done(log, tmp_path):
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2
 
 
-def test_help_names_the_verb_and_its_options(capsys):
-    assert status("--help") == 0
-    out = capsys.readouterr().out
+def test_help_names_the_verb_and_its_options(simulate):
+    _, out, _ = simulate("--help")
     assert "dtrrun simulate [OPTIONS]" in out
     for word in ("LOG", "--heuristic", "--budgets", "--deallocation", "--limit", "--json", "130"):
         assert word in out

@@ -1,12 +1,12 @@
 """dtrrun.cli.theory, dtrrun.views.theory, dtrrun.research.figures.theory"""
 
 import json
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
 from fake_records import printed
 
-from dtrrun.cli.main import main
 from dtrrun.research.figures.theory import EVICTED, FORWARD, GRADIENT, resident_tensors
 from dtrrun.research.theory import TheoryCell, run_theory
 from dtrrun.views.theory import print_theory
@@ -17,18 +17,16 @@ def _wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def status(*words):
-    with pytest.raises(SystemExit) as caught:
-        main(["simulate", "--jobs", "1", *words])
-    return caught.value.code
+@pytest.fixture
+def simulate(command):
+    return partial(command, "simulate", "--jobs", "1", "--theory")
 
 
-def test_linear_rows_and_table(tmp_path, capsys):
+def test_linear_rows_and_table(tmp_path, simulate):
     path = tmp_path / "rows.json"
-    words = ("--theory", "linear", "--sizes", "64,16", "--heuristic", "e_star,size", "--limit", "3")
-    assert status(*words, "--json", str(path)) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
+    words = ("linear", "--sizes", "64,16", "--heuristic", "e_star,size", "--limit", "3")
+    status, out, err = simulate(*words, "--json", path)
+    assert (status, err) == (0, "")
     found = json.loads(path.read_text())
     assert found["schema"] == "dtrrun.theory/1"
     assert [(row["nodes"], row["budget"], row["heuristic"]) for row in found["rows"]] == [
@@ -45,9 +43,9 @@ def test_linear_rows_and_table(tmp_path, capsys):
     assert lines[6] == ["size", "thrash"]
 
 
-def test_adversary_with_budgets(capsys):
-    assert status("--theory", "adversary", "--sizes", "20,8", "--budgets", "4,8", "--heuristic", "lru") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_adversary_with_budgets(simulate):
+    _, out, _ = simulate("adversary", "--sizes", "20,8", "--budgets", "4,8", "--heuristic", "lru")
+    lines = [line.split() for line in out.splitlines()]
     assert [line[:5] for line in lines[3:]] == [
         ["8", "4", "2", "7", "lru"],
         ["20", "4", "5", "19", "lru"],
@@ -78,13 +76,16 @@ def test_bad_input_is_one_line_and_status_2(refused, words, message):
     assert message in refused("simulate", *words.split())
 
 
-def test_pictures(tmp_path, capsys):
+def test_pictures(tmp_path, simulate):
     pytest.importorskip("matplotlib")
-    folder = str(tmp_path / "pictures")
-    assert status("--theory", "linear", "--sizes", "16,32", "--figures", folder) == 0
-    assert status("--theory", "linear", "--sizes", "16", "--budgets", "4,8", "--figures", folder) == 0
-    assert status("--theory", "adversary", "--sizes", "20,40", "--budgets", "4", "--figures", folder) == 0
-    made = sorted((tmp_path / "pictures").iterdir())
+    folder = tmp_path / "pictures"
+    for words in (
+        "linear --sizes 16,32",
+        "linear --sizes 16 --budgets 4,8",
+        "adversary --sizes 20,40 --budgets 4",
+    ):
+        assert simulate(*words.split(), "--figures", folder)[0] == 0
+    made = sorted(folder.iterdir())
     assert [path.name for path in made] == ["theory-adversary.svg", "theory-linear.svg", "theory-trace.svg"]
     adversary, linear, trace = ("".join(ElementTree.parse(path).getroot().itertext()) for path in made)
     assert "lru, B = 4" in adversary
