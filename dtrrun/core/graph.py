@@ -70,7 +70,7 @@ class Version:
 
     @property
     def constant(self) -> bool:
-        """Whether it has no recipe, and so is never evicted."""
+        """Whether it has no recipe, and so is never dropped, though it may leave for the host."""
         return self.operation is None
 
     @property

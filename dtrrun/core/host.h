@@ -1,8 +1,9 @@
 // The host tier: memory outside the budget, to which versions can be copied.
 //
 // What has no recipe (weights, gradients, an optimizer's state) can't be computed again, but it can be copied out and back. What has
-// one may be faster to copy. A version has two facts: it is resident, and it has a copy on the host. Resident without a copy: as always. Neither: dropped, to be computed
-// again. Only a copy: it has left. Both: it can leave for nothing, until it is written to, which drops the copy.
+// one may be faster to copy. A version may be resident, and may have a copy on the host. Only resident: as always. Neither: it has been
+// dropped, and has to be computed again. Only a copy: it has left. Both: it can leave without being copied again, until it is written
+// to, which drops the copy.
 #pragma once
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 //
 // The general ones are read for every operator of the program, and those of backends only for operators whose kernels may use them
 // (those that are not `Operator.general`). Seeds and states of random generators are in `runtime/rng.py`; autocast is in
-// `runtime/guards.py`.
+// `replays.h`.
 #pragma once
 
 #include <ATen/Context.h>

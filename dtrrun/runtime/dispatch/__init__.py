@@ -1,1 +1,1 @@
-"""How the program's operators reach the runtime, and how they are handled."""
+"""What C++ asks about the program's operators, and in which threads and turns they run."""
