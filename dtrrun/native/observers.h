@@ -56,8 +56,6 @@ class Fingerprints {
     if (are_taken() && tensor.is_contiguous())
       one->extent = (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(tensor.itemsize());
   }
-  // Returns true if a version is a workspace, parts of which are never written: what reads it must be handled in Python.
-  bool is_workspace(const Version* one) const { return are_taken() && one->extent == 0 && one->nbytes != 0; }
 
  private:
   Ref object_;
