@@ -194,6 +194,19 @@ def test_links_on_the_site():
     assert "dtrrun/cli/main.py" in links.sources()
 
 
+def test_names_are_in_the_files_that_are_named_beside_them():
+    """`name` (`file.h`), and `name` in `file.h`."""
+    files = [path for folder in ("dtrrun", "tests") for path in (ROOT / folder).rglob("*.*")]
+    beside = re.compile(r"`(?:\w+(?:::|\.))*(\w+)`\s+(?:\(|in\s+)\[?`([\w/]+\.(?:h|cpp|py))`")
+    pairs = [(page, *pair) for page in PAGES for pair in beside.findall(text(page))]
+    assert len(pairs) > 30
+    for page, name, file in pairs:
+        found = [path for path in files if path.as_posix().endswith(f"/{file}")]
+        found += [path.with_suffix(".cpp") for path in found if path.with_suffix(".cpp") in files]
+        code = "".join(path.read_text() for path in found)
+        assert not found or re.search(rf"\b{name}\b", code), f"{page}: {name} in {file}"
+
+
 NUMBERS = (
     ("native.md", r"types are those of (\d+) operators", "native/typed_kernels.h", r"\bops::(?=\w+[,>(])"),
     ("native.md", r"a kernel runs that takes more than (\d+) µs", "native/replays.h", "BRIEF_NS"),
