@@ -82,6 +82,18 @@ def dtrrun(tmp_path, plain):
 
 
 @pytest.fixture
+def started(tmp_path, environment):
+    """Start `dtrrun` with these words, and return the process."""
+
+    def start(*words, **options):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [sys.executable, "-m", "dtrrun", *words]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes | options)
+
+    return start
+
+
+@pytest.fixture
 def program(tmp_path):
     """Write a program's text into the folder where it will run."""
 

@@ -65,32 +65,30 @@ for _ in range(600):  # a signal just before a long sleep is heard of after it
 """
 
 
-def start(tmp_path, environment, *words, **more):
-    child = subprocess.Popen(
-        [sys.executable, "-m", "dtrrun", "--budget", "1GB", *words],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        **more,
-    )
-    assert child.stdout.readline() == "ready\n"
-    return child
+@pytest.fixture
+def start(started):
+    """Start a program that says when it is ready, in a session of its own."""
+
+    def start(*words):
+        child = started("--budget", "1GB", *words, stderr=subprocess.DEVNULL, start_new_session=True)
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    return start
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
-def test_a_signal_to_us_reaches_the_target_once(program, tmp_path, environment, name):
+def test_a_signal_to_us_reaches_the_target_once(program, start, name):
     program("waits.py", WAITS)
-    child = start(tmp_path, environment, "waits.py", name, start_new_session=True)
+    child = start("waits.py", name)
     child.send_signal(getattr(signal, name))
     out, _ = child.communicate(timeout=300)
     assert (child.returncode, out) == (5, f"got {name}\n")
 
 
-def test_a_signal_that_ends_the_target_ends_us(program, tmp_path, environment):
+def test_a_signal_that_ends_the_target_ends_us(program, start, tmp_path):
     program("waits.py", WAITS)
-    child = start(tmp_path, environment, "waits.py", start_new_session=True)
+    child = start("waits.py")
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == -signal.SIGTERM
     assert [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")] == []
@@ -161,9 +159,9 @@ def test_ctrl_c_three_times_ends_a_target_that_does_not_hear(program, plain):
     assert "Traceback" not in ended.out
 
 
-def test_a_keyboard_interrupt_ends_as_it_does_without_us(program, plain, tmp_path, environment):
+def test_a_keyboard_interrupt_ends_as_it_does_without_us(program, start):
     program("waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
-    child = start(tmp_path, environment, "waits.py", start_new_session=True)
+    child = start("waits.py")
     time.sleep(0.1)
     child.send_signal(signal.SIGINT)
     assert child.wait(60) == -signal.SIGINT

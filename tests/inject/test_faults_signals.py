@@ -4,11 +4,11 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+
+from tests.waiting import is_running, until
 
 REPLAYS = """
 import os, sys, torch
@@ -26,42 +26,24 @@ for _ in range(10_000):  # all but the first few are evicted: this is hardly any
 
 
 @pytest.fixture
-def replaying(program, tmp_path, environment):
+def replaying(program, started):
     """Start dtrrun on the text above; return the launcher, and the id of the process that trains."""
     program("replays.py", REPLAYS)
-    started = []
+    children = []
 
-    def start(target=None):
-        command = [sys.executable, "-m", "dtrrun", "--budget", "1MB", "--json", "r.json"]
-        child = subprocess.Popen(
-            [*command, *(target or ["replays.py"])],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(child)
+    def start(target=()):
+        words = ("--budget", "1MB", "--json", "r.json", *(target or ["replays.py"]))
+        child = started(*words, start_new_session=True)
+        children.append(child)
         pid = int(child.stdout.readline())
         assert child.stdout.readline() == "ready\n"
         time.sleep(0.5)
         return child, pid
 
     yield start
-    for child in started:
+    for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-
-
-def ended(pid):
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -75,7 +57,7 @@ def test_a_signal_in_the_middle_of_a_rematerialization(replaying, tmp_path, name
     os.kill(child.pid if to == "launcher" else pid, number)
     _, err = child.communicate(timeout=300)
     assert child.returncode == -number, err
-    assert ended(pid)
+    until(lambda: not is_running(pid))
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["exit_code"] == 128 + number
     assert report["processes"][0]["rematerializations"] > 100
@@ -88,7 +70,7 @@ def test_a_launcher_that_is_killed_takes_the_training_process_with_it(replaying,
     child, pid = replaying(target=between)
     child.kill()
     assert child.wait(60) == -signal.SIGKILL
-    assert ended(pid)
+    until(lambda: not is_running(pid))
     left = [name for name in os.listdir(tmp_path) if name.startswith("dtrrun-")]
     assert len(left) == 1
     dtrrun("true")
@@ -112,8 +94,4 @@ def test_a_target_that_outlives_a_launcher_that_ended_well_goes_on(program, dtrr
         "open('went on', 'w').close()\n",
     )
     dtrrun("sh", "-c", "python detached.py >/dev/null 2>&1")
-    for _ in range(400):
-        if (tmp_path / "went on").exists():
-            return
-        time.sleep(0.1)
-    pytest.fail("it was ended")
+    until((tmp_path / "went on").exists, 40)  # it was not ended

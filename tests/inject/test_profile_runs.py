@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -133,11 +132,8 @@ def test_what_cannot_be_profiled(profile, program, config, text, status, message
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_keeps_what_there_is(mlp, environment, tmp_path, number):
-    words = [sys.executable, "-m", "dtrrun", "profile", "--json", "found.json", mlp]
-    process = subprocess.Popen(
-        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def test_an_interruption_keeps_what_there_is(mlp, started, tmp_path, number):
+    process = started("profile", "--json", "found.json", mlp)
     until(lambda: list(tmp_path.glob("dtrrun-*/*.record")), 300)  # the first run has started
     process.send_signal(number)
     _, err = process.communicate(timeout=300)

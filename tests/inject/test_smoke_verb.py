@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from textwrap import indent
 from xml.etree import ElementTree
@@ -148,17 +147,9 @@ def test_a_script_without_steps_or_torch(smoke):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_nothing(environment, tmp_path, number):
+def test_an_interruption_leaves_nothing(started, tmp_path, number):
     (tmp_path / "train.py").write_text(SCRIPT.replace("range(10)", "range(10**6)"))
-    words = ["smoke", "--steps", "1000000", "--json", "smoke.json", "train.py"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dtrrun", *words],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started("smoke", "--steps", "1000000", "--json", "smoke.json", "train.py")
     until(lambda: list(tmp_path.glob("dtrrun-*/*.record")), 300)
     process.send_signal(number)
     _, err = process.communicate(timeout=300)

@@ -24,18 +24,9 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def run(tmp_path, environment):
+def run(program, started):
     """A live run that has trained three steps and waits."""
-    script = tmp_path / "waits.py"
-    script.write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dtrrun", "--quiet", "--budget", "1GB", str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-    )
+    process = started("--quiet", "--budget", "1GB", program("waits.py", SCRIPT), stdin=subprocess.PIPE)
     assert process.stdout.readline() == "trained\n"
     yield process
     process.communicate("go on\n", timeout=300)
