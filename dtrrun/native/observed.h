@@ -21,7 +21,7 @@ class Observation {
   const TensorVersions& versions;
   const FirstCalls& first_calls;
   Ref callbacks;
-  // Slow-path keys by signature. The signatures are kept alive with them.
+  // By signature: keys that are the same in every process (`Callbacks.identity_of`). The signatures are kept alive with them.
   std::unordered_map<PyObject*, std::pair<Ref, Ref>> identities;
 };
 
