@@ -61,18 +61,13 @@ class Eviction {
   // The projected cost, in ns, from which a version is copied instead of being recomputed; `UNLIMITED` if it may not be copied.
   int64_t cost_of_copy(const Version* one) const { return may_be_copied(one) ? SHARED * cost_of_leaving(one) : UNLIMITED; }
   // Like `Policy::price`, for a constant that leaves.
-  double price_of_leaving(const Version* one) const {
-    // It is used again once as much time has passed as between its uses before. Later than that, nothing is known.
-    int64_t since = ledger_.clock - one->last_access, until = one->period == 0 ? since : std::abs(one->period - since);
-    return ledger_.policy->score_of(cost_of_leaving(one), 1, std::max<int64_t>(until, 1));
-  }
+  double price_of_leaving(const Version* one) const { return ledger_.policy->score_of(cost_of_leaving(one), 1, until_used(one)); }
   // Calls function(constant) for each that may leave and for which there may be a place.
   template <class Function>
   void each_that_may_leave(const Function& function) const {
-    bool gives_up = false;  // whether a copy of what is in memory could make room for another
-    ledger_.constants.each([&](const Version* one) { gives_up = gives_up || (one->resident && one->host); });
+    Places places(ledger_);
     ledger_.constants.each([&](Version* one) {
-      if (may_leave(one) && (one->host || gives_up || ledger_.tier->may_have_room(one->nbytes))) function(one);
+      if (may_leave(one) && places.may_take(one)) function(one);
     });
   }
   // Brings back a version that has left. Raises the budget error.
@@ -93,6 +88,26 @@ class Eviction {
 
    private:
     Backend& backend_;
+  };
+
+  // Tells for which constants there may be a place on the host.
+  class Places {
+   public:
+    explicit Places(const Ledger& ledger) : ledger_(ledger) {}
+    bool may_take(const Version* one) { return one->host || ledger_.tier->may_have_room(one->nbytes) || gives_up(); }
+
+   private:
+    // Returns whether a copy of what is in memory could make room for another.
+    bool gives_up() {
+      if (!gives_up_) {
+        gives_up_ = false;
+        ledger_.constants.each([&](const Version* one) { gives_up_ = *gives_up_ || (one->resident && one->host); });
+      }
+      return *gives_up_;
+    }
+
+    const Ledger& ledger_;
+    std::optional<bool> gives_up_;
   };
 
   // Returns the version to be evicted next, or null.
@@ -119,6 +134,12 @@ class Eviction {
   // Returns the constant to send to the host instead of evicting this version, which may be null: the one whose absence costs least
   // for each byte and for the time until its next use, if that is less than what recomputing costs.
   VersionRef constant_in_place_of(Version* other);
+  // Returns, in ns, in how long a constant is used again: once as much time has passed as between its uses before. Later than that,
+  // nothing is known.
+  int64_t until_used(const Version* one) const {
+    int64_t since = ledger_.clock - one->last_access;
+    return std::max<int64_t>(one->period == 0 ? since : std::abs(one->period - since), 1);
+  }
   // Copies a version to the host, unless there is a copy, and frees its memory. Returns whether that was possible.
   bool send(Version* one);
   // Nothing else could make room: constants may leave from now on, those among them that were only counted. most: 0 if all is to be

@@ -90,6 +90,10 @@ class Policy {
   double score_of(int64_t cost, int64_t nbytes, int64_t staleness) const {
     return heuristic_.function ? divided(cost, nbytes, staleness) : heuristic_.score(cost, nbytes, staleness);
   }
+  // Returns a lower bound of that for one byte.
+  double score_at_least(int64_t cost, int64_t staleness) {
+    return heuristic_.function ? divided(cost, 1, staleness) : prices_.score_at_least(cost, staleness);
+  }
 
   // Returns the resident node with the least score, or null if there is none. `evictable` is called with the node that is about
   // to be chosen, which is passed over if it returns false; it may discard nodes. The chosen node stays in the pool until its

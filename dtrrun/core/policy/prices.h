@@ -64,6 +64,12 @@ class Prices {
     return heuristic_.score(search_.cheaper(node, cost), 1, since);
   }
 
+  // Returns a lower bound of `Heuristic::score` for one byte.
+  double score_at_least(int64_t cost, int64_t since) {
+    if (!heuristic_.root) return heuristic_.score(cost, 1, since);
+    return static_cast<double>(cost) / powers_.at_least(since, heuristic_.exponent) * Search::ROUNDING;
+  }
+
   // Returns all nodes in the pool by address, and perhaps some that are no longer there, until it is called again.
   // address_of(node): where its memory is now, or 0.
   template <class AddressOf>
