@@ -261,6 +261,11 @@ class Replays {
 
   // Runs the operator. `SessionBackend` has already excluded everything that the program has put above the kernels.
   void call(const Recipe& recipe, const Signature& signature, bool foreign, Stack* stack) {
+    // PyTorch 2.11 takes results that are several of the arguments (`native_batch_norm.out`) from the stack after they have left it.
+    Tensors kept;
+    const std::vector<c10::Argument>& results = recipe.handle.schema().returns();
+    if (results.size() > 1 && results[0].alias_info() != nullptr)
+      for (const IValue& value : *stack) add_tensors(value, kept);
     if (device_.is_modelled()) return call_on_model(recipe, stack);
     if (device_.is_cpu() && !foreign && signature.calls != 0 && signature.cost < BRIEF_NS) {
       recipe.handle.callBoxed(stack);

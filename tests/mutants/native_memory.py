@@ -164,7 +164,7 @@ native(
      "} else if (one->resident) { «resident_bytes -= one->nbytes;» one->resident = false;", "",
      "hazards_process::resident_bytes_are_what_the_process_holds"),
     ("what died stays in the pool", "if (!pressure || one->constant()) return; «policy->discard(one);»", "",
-     "programs/native_decisions::decisions_are_the_same"),
+     "decisions/decisions::a_block_of_the_sample[7]"),
     ("what depends on the dead forgets them", "policy->left(one); if («one->used») policy->released(one);",
      "false", ""),
     ("new storages are not counted",

@@ -17,7 +17,7 @@ from tests.programs import drawing
 from tests.programs.amount import NUMBER, search, seeded
 from tests.programs.language import Program
 from tests.programs.running import Conditions, compare, plain, settle
-from tests.programs.test_native_decisions import decisions
+from tests.programs.test_decisions_given_up import decisions
 
 TURNS = ("lru", "h_dtr_eq", "h_dtr_eq", "e_star", "h_chain", "random", "size")
 
