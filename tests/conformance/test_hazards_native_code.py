@@ -450,6 +450,7 @@ def test_memory_that_is_read_by_address_while_another_thread_computes_with_it():
             thread.join()
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="ends the process by itself, without dtrrun")
 def test_an_operator_is_defined_anew_or_removed():
     """Its results can no longer be recomputed, nor can what was computed from those that are gone."""
 
