@@ -8,12 +8,11 @@ system, may not.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
+from dtrrun.launch.periodic import Periodic
 from dtrrun.monitor import sending
 from dtrrun.telemetry.record import TOO_SMALL, Snapshot, read_all
 from dtrrun.telemetry.run import told_of_another_node
@@ -42,23 +41,18 @@ class Ranks:
         self._folder, self._tell, self._send = folder, tell, send
         self._seen: dict[Key, tuple[int, float]] = {}  # number of operators, and when it was seen first
         self._told: set[Key] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="dtrrun-ranks", daemon=True)
+        self._periodic = Periodic("ranks", EVERY_SECONDS, self._watch)
 
     def __enter__(self) -> Ranks:
-        with suppress(RuntimeError):  # the system has no more threads
-            self._thread.start()
+        self._periodic.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._periodic.stop()
 
     def _watch(self) -> None:
-        while not self._stop.wait(EVERY_SECONDS):
-            elsewhere = told_of_another_node(self._folder)
-            self.look(read_all(self._folder, tables=False), time.monotonic(), elsewhere)
+        elsewhere = told_of_another_node(self._folder)
+        self.look(read_all(self._folder, tables=False), time.monotonic(), elsewhere)
 
     def look(
         self, snapshots: Sequence[Snapshot], now: float, elsewhere: Mapping[str, str] | None = None

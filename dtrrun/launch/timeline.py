@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from dtrrun.launch.periodic import Periodic
 from dtrrun.launch.series import Series
 from dtrrun.telemetry.record import Snapshot, read_all
 
@@ -27,16 +27,14 @@ class Timeline:
         self._started_ns = time.monotonic_ns()
         self._series: dict[tuple[int, Any], Series] = {}
         self._steps_read_ns = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="dtrrun-timeline", daemon=True)
+        self._periodic = Periodic("timeline", EVERY_SECONDS, self._watch)
 
     def __enter__(self) -> Timeline:
-        self._thread.start()
+        self._periodic.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._periodic.stop()
         self.look(tables=True)
 
     @property
@@ -62,9 +60,8 @@ class Timeline:
                 series.add_steps(snapshot.tables.get("latest_steps"))
 
     def _watch(self) -> None:
-        while not self._stop.wait(EVERY_SECONDS):
-            with suppress(OSError):
-                self.look(self._steps_are_due())
+        with suppress(OSError):
+            self.look(self._steps_are_due())
 
     def _steps_are_due(self) -> bool:
         """Return True once a second, or if some process may soon drop steps that we do not have."""

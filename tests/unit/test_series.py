@@ -1,6 +1,7 @@
 """dtrrun.launch.series and dtrrun.launch.timeline: a run's history, in bounded memory."""
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from dtrrun.launch import timeline as timeline_module
 from dtrrun.launch.series import MOST_SAMPLES, MOST_STEPS, Series, Thinned
 from dtrrun.launch.timeline import Timeline
 from dtrrun.telemetry.fields import COUNTERS
-from dtrrun.telemetry.record import Writer
+from dtrrun.telemetry.record import Writer, read_all
 from tests.waiting import until
 
 
@@ -127,8 +128,6 @@ def test_a_run_is_watched(tmp_path, monkeypatch):
             writer.publish({"latest_steps": [step(index) for index in range(1, 8 * number + 1)][-32:]})
             seen = len(looks)
             until(lambda seen=seen: len(looks) >= seen + 2)
-        from dtrrun.telemetry.record import read_all
-
         snapshots = [one for one in read_all(str(tmp_path)) if one.counters["steps"]]
         writer.close()
         helper.discard()
@@ -139,6 +138,19 @@ def test_a_run_is_watched(tmp_path, monkeypatch):
     assert process["steps"]["first"] == list(range(1, 41))
     assert samples["seconds"] == sorted(samples["seconds"])
     assert 0 <= samples["seconds"][0] < 30
+
+
+def test_a_run_is_looked_at_once_if_there_are_no_more_threads(tmp_path, monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with Timeline(str(tmp_path)) as timeline:
+        writer = Writer(str(tmp_path), {"device": "cpu"})
+        snapshots = read_all(str(tmp_path))
+    writer.close()
+    (process,) = timeline.values(snapshots)["processes"]
+    assert len(process["samples"]["seconds"]) == 1
 
 
 def test_a_process_that_is_over_is_looked_at_no_more(tmp_path):
