@@ -56,6 +56,13 @@ native(
      "host::optimizers[foreach]"),
 )
 native(
+    "the host tier", "core/eviction.cpp",
+    ("a bound keeps all constants from leaving",
+     "if («policy.score_at_least(cost, until) / nbytes >= least» || !may_leave(one)", "least > 0",
+     "host::optimizers[each]"),
+    ("a constant leaves for which there is no place", "|| «!places.may_take(one)») return;", "false", ""),
+)
+native(
     "the host tier", "core/mutation.h",
     ("a result on the host is brought back before its inputs change",
      "(node->resident && !node->scratch) || «node->has_left()»;", "false",
