@@ -103,7 +103,7 @@ KERNELS = "inductor_kernel"
 """The namespace of kernels that `torch.compile` has generated (`runtime/compiled`). No library has it."""
 
 # Operators in other namespaces are foreign: their tags may be incomplete.
-OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", KERNELS, *_COLLECTIVE_NAMESPACES}
+OWN_NAMESPACES = {"aten", "prim", "prims", "rngprims", "profiler", KERNELS, *_COLLECTIVE_NAMESPACES}
 
 
 # Their kernels allocate a result of the inputs' size, then shrink the tensor but not the storage.
