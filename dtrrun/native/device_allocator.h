@@ -133,7 +133,7 @@ class DeviceAllocator {
   // c10::FreeCudaMemoryCallbacksRegistry(), in libc10_cuda.
   static constexpr const char* REGISTRY = "_ZN3c1031FreeCudaMemoryCallbacksRegistryB5cxx11Ev";
   using Allocate = c10::DataPtr (*)(c10::Allocator*, size_t);
-  static constexpr size_t ABOVE = 2;     // entries before the functions: the offset of the object's start, and its type
+  static constexpr size_t ABOVE = 2;  // entries before the functions: the offset of the object's start, and its type
   // torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator, in libtorch_cuda, and its `attachAllocatorTraceTracker`.
   static constexpr const char* SIBLING_TABLE = "_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
   static constexpr const char* SIBLING_TRACKERS[] = {

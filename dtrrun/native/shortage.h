@@ -31,8 +31,8 @@ class Shortage {
  public:
   enum class Answer {
     ASK_AGAIN,  // something has been freed
-    FAIL,       // nothing can be freed: the kernel must not go on without the memory
-    LEAVE,      // the program gets the error, as without dtrrun
+    FAIL,  // nothing can be freed: the kernel must not go on without the memory
+    LEAVE,  // the program gets the error, as without dtrrun
   };
 
   // A kernel that runs in this thread.
