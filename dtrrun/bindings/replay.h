@@ -41,10 +41,10 @@ inline Replay::Observer as_observer(py::object observer) {
   };
 }
 
-inline std::unique_ptr<Replay> make_replay(py::handle heuristic, std::optional<int64_t> budget, double limit, bool latest,
-                                           bool scan, bool requeue, const std::string& deallocation, const py::object& observer) {
-  Replay::Options options{budget.value_or(INT64_MAX), limit, requeue, as_deallocation(deallocation)};
-  return std::make_unique<Replay>(as_heuristic(heuristic), Policy::Options{latest, scan, 0, nullptr}, options,
+inline std::unique_ptr<Replay> make_replay(py::handle heuristic, std::optional<int64_t> budget, double limit, bool paper_ties,
+                                           bool scan, const std::string& deallocation, const py::object& observer) {
+  Replay::Options options{budget.value_or(INT64_MAX), limit, paper_ties, as_deallocation(deallocation)};
+  return std::make_unique<Replay>(as_heuristic(heuristic), Policy::Options{paper_ties, scan, 0, nullptr}, options,
                                   as_observer(observer));
 }
 
@@ -101,8 +101,7 @@ inline void bind_replay(py::module_& module) {
       .def(py::init(&make_schedule), "nbytes"_a, "storage_of"_a, "roots"_a, "operators"_a, "constant"_a,
            "constant: the name of constants.");
   py::class_<Replay>(module, "Replay", ITS_OWN, "A `simulator.replay.Replay`.")
-      .def(py::init(&make_replay), "heuristic"_a, "budget"_a, "limit"_a, "latest"_a, "scan"_a, "requeue"_a, "deallocation"_a,
-           "observer"_a)
+      .def(py::init(&make_replay), "heuristic"_a, "budget"_a, "limit"_a, "paper_ties"_a, "scan"_a, "deallocation"_a, "observer"_a)
       .def("add", [](Replay& self, const Replay::Schedule& schedule) { self.add(schedule); })
       .def("run", [](Replay& self, const std::vector<int64_t>& events,
                      const Replay::Numbers& outputs) { return name_of(run_schedule(self, events, outputs)); })

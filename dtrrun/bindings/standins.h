@@ -173,13 +173,10 @@ class StandInTier final : public HostTier {
 inline PyTypeObject* make_content_type(const std::string& module) {
   auto create = [](PyTypeObject*, PyObject* args, PyObject* named) -> PyObject* {
     long long nbytes;
-    int ours = 1, elsewhere = 0;
     long long device = 0;
-    static const char* names[] = {"nbytes", "ours", "elsewhere", "device", nullptr};
-    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$ppL", const_cast<char**>(names), &nbytes, &ours, &elsewhere, &device))
-      return nullptr;
-    Place place = elsewhere ? Place::OTHER_DEVICE : ours ? Place::OURS : Place::FOREIGN_MEMORY;
-    return guarded([&] { return as_object(new_content(nbytes, place, device)).release(); });
+    static const char* names[] = {"nbytes", "device", nullptr};
+    if (!PyArg_ParseTupleAndKeywords(args, named, "L|$L", const_cast<char**>(names), &nbytes, &device)) return nullptr;
+    return guarded([&] { return as_object(new_content(nbytes, Place::OURS, device)).release(); });
   };
   auto destroy = [](PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
@@ -198,10 +195,7 @@ inline PyTypeObject* make_content_type(const std::string& module) {
       {Py_tp_new, reinterpret_cast<void*>(+create)},
       {Py_tp_dealloc, reinterpret_cast<void*>(+destroy)},
       {Py_tp_members, members},
-      {Py_tp_doc,
-       const_cast<char*>(
-           "Content(nbytes, *, ours=True, elsewhere=False, device=0): stands in for a storage. ours: its memory is of our "
-           "allocator's. elsewhere: it is on another device.")},
+      {Py_tp_doc, const_cast<char*>("Content(nbytes, *, device=0): stands in for a storage.")},
       {0, nullptr},
   };
   static std::string name = module + ".Content";

@@ -148,18 +148,17 @@ VersionRef Eviction::constant_in_place_of(Version* other) {
   if (ledger_.constants.size() == 0) return best;
   double least = HUGE_VAL;
   if (other != nullptr) least = ledger_.policy->price(other, ledger_.clock) / static_cast<double>(other->nbytes);
-  Policy& policy = *ledger_.policy;
-  Places places(ledger_);
-  ledger_.constants.each([&](Version* one) {
-    int64_t cost = cost_of_leaving(one), until = until_used(one);
-    auto nbytes = static_cast<double>(one->nbytes);
-    // This bound takes less time than all else that has to be known of one.
-    if (policy.score_at_least(cost, until) / nbytes >= least || !may_leave(one) || !places.may_take(one)) return;
-    double score = policy.score_of(cost, 1, until) / nbytes;
+  auto may_be_best = [&](const Version* one) {  // which takes less time than all else that has to be known of one
+    double bound = ledger_.policy->score_at_least(cost_of_leaving(one), until_used(one));
+    return bound / static_cast<double>(one->nbytes) < least;
+  };
+  auto compare = [&](Version* one) {
+    double score = price_of_leaving(one) / static_cast<double>(one->nbytes);
     if (score >= least) return;
     least = score;
     best = VersionRef(one);
-  });
+  };
+  each_that_may_leave(compare, may_be_best);
   return best;
 }
 

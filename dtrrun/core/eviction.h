@@ -1,6 +1,8 @@
 // The eviction loop (paper, Sec. 2 and App. C.4), and how versions leave for the host and return.
 #pragma once
 
+#include <optional>
+
 #include "deallocation.h"
 #include "recipes.h"
 
@@ -61,13 +63,21 @@ class Eviction {
   // The projected cost, in ns, from which a version is copied instead of being recomputed; `UNLIMITED` if it may not be copied.
   int64_t cost_of_copy(const Version* one) const { return may_be_copied(one) ? SHARED * cost_of_leaving(one) : UNLIMITED; }
   // Like `Policy::price`, for a constant that leaves.
-  double price_of_leaving(const Version* one) const { return ledger_.policy->score_of(cost_of_leaving(one), 1, until_used(one)); }
-  // Calls function(constant) for each that may leave and for which there may be a place.
-  template <class Function>
-  void each_that_may_leave(const Function& function) const {
-    Places places(ledger_);
+  double price_of_leaving(const Version* one) const { return ledger_.policy->score_of(cost_of_leaving(one), until_used(one)); }
+  // Calls function(constant) for each that is wanted, that may leave, and for which there may be a place. wanted(constant): asked first.
+  template <class Function, class Wanted>
+  void each_that_may_leave(const Function& function, const Wanted& wanted) const {
+    std::optional<bool> gives_up;  // whether a copy of what is in memory could make room for another, once that matters
+    auto may_take = [&](const Version* one) {
+      if (one->host || ledger_.tier->may_have_room(one->nbytes)) return true;
+      if (!gives_up) {
+        gives_up = false;
+        ledger_.constants.each([&](const Version* other) { gives_up = *gives_up || (other->resident && other->host); });
+      }
+      return *gives_up;
+    };
     ledger_.constants.each([&](Version* one) {
-      if (may_leave(one) && places.may_take(one)) function(one);
+      if (wanted(one) && may_leave(one) && may_take(one)) function(one);
     });
   }
   // Brings back a version that has left. Raises the budget error.
@@ -88,26 +98,6 @@ class Eviction {
 
    private:
     Backend& backend_;
-  };
-
-  // Tells for which constants there may be a place on the host.
-  class Places {
-   public:
-    explicit Places(const Ledger& ledger) : ledger_(ledger) {}
-    bool may_take(const Version* one) { return one->host || ledger_.tier->may_have_room(one->nbytes) || gives_up(); }
-
-   private:
-    // Returns whether a copy of what is in memory could make room for another.
-    bool gives_up() {
-      if (!gives_up_) {
-        gives_up_ = false;
-        ledger_.constants.each([&](const Version* one) { gives_up_ = *gives_up_ || (one->resident && one->host); });
-      }
-      return *gives_up_;
-    }
-
-    const Ledger& ledger_;
-    std::optional<bool> gives_up_;
   };
 
   // Returns the version to be evicted next, or null.

@@ -143,7 +143,8 @@ class WindowSearch {
         : core_(core), prices_(core.ledger.policy->prices()),
           bounds_(prices_.all([&](Node* node) { return address_of(core, as_version(node)); })), clock_(core.ledger.clock) {
       begin();
-      core.eviction.each_that_may_leave([&](Version* one) { leaving_.emplace_back(address_of(core, one), one); });
+      core.eviction.each_that_may_leave([&](Version* one) { leaving_.emplace_back(address_of(core, one), one); },
+                                        [](const Version*) { return true; });
       std::sort(leaving_.begin(), leaving_.end());
     }
     // Returns whether the block at this address may be evicted.

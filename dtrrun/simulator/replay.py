@@ -104,7 +104,6 @@ class Replay:
             (limit - 1) * self._plain_time if limit < inf else inf,
             paper_ties,
             scan,
-            paper_ties,
             deallocation,
             observer,
         )

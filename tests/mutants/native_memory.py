@@ -42,6 +42,8 @@ native(
     ("a pin does not keep a constant from leaving",
      "return «stay.count(one->pin) == 0» && ledger_.backend.has_storage(one);", "true",
      "host::memory_that_other_code_can_reach_stays"),
+    ("a constant leaves for which there is no place",
+     "if (wanted(one) && may_leave(one) && «may_take(one)») function(one);", "true", ""),
     ("constants stay, although nothing else could make room",
      "if («!ledger_.tier || most <= 0») return false; bool leave", "true", "host::optimizers[each]"),
     ("what was only counted stays", "if (adopts) «ledger_.backend.adopt_counted();»", "",
@@ -58,9 +60,8 @@ native(
 native(
     "the host tier", "core/eviction.cpp",
     ("a bound keeps all constants from leaving",
-     "if («policy.score_at_least(cost, until) / nbytes >= least» || !may_leave(one)", "least > 0",
+     "return «bound / static_cast<double>(one->nbytes) < least»;", "least <= 0",
      "host::optimizers[each]"),
-    ("a constant leaves for which there is no place", "|| «!places.may_take(one)») return;", "false", ""),
 )
 native(
     "the host tier", "core/mutation.h",

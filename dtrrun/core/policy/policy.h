@@ -86,11 +86,11 @@ class Policy {
     return prices_;
   }
 
-  // Returns the score of something with this cost, whose next use is as far away as one would assume at this staleness.
-  double score_of(int64_t cost, int64_t nbytes, int64_t staleness) const {
-    return heuristic_.function ? divided(cost, nbytes, staleness) : heuristic_.score(cost, nbytes, staleness);
+  // Returns the score of one byte of something with this cost, whose next use is as far away as one would assume at this staleness.
+  double score_of(int64_t cost, int64_t staleness) const {
+    return heuristic_.function ? divided(cost, 1, staleness) : heuristic_.score(cost, 1, staleness);
   }
-  // Returns a lower bound of that for one byte.
+  // Returns a lower bound of that.
   double score_at_least(int64_t cost, int64_t staleness) {
     return heuristic_.function ? divided(cost, 1, staleness) : prices_.score_at_least(cost, staleness);
   }

@@ -67,7 +67,7 @@ class Prices {
   // Returns a lower bound of `Heuristic::score` for one byte.
   double score_at_least(int64_t cost, int64_t since) {
     if (!heuristic_.root) return heuristic_.score(cost, 1, since);
-    return static_cast<double>(cost) / powers_.at_least(since, heuristic_.exponent) * Search::ROUNDING;
+    return static_cast<double>(cost) / aged_at_most(since) * Search::ROUNDING;
   }
 
   // Returns all nodes in the pool by address, and perhaps some that are no longer there, until it is called again.
@@ -88,8 +88,7 @@ class Prices {
   double at_least(const Priced& one, int64_t now) {
     if (!heuristic_.staleness && !heuristic_.function) return one.share * Search::ROUNDING;
     int64_t since = std::max<int64_t>(now - one.last_access, 1);
-    double aged = heuristic_.exponent == 1 ? static_cast<double>(since) : powers_.at_least(since, heuristic_.exponent);
-    return one.share / aged * Search::ROUNDING;
+    return one.share / aged_at_most(since) * Search::ROUNDING;
   }
   // Returns the node, or null if it is not in the pool any more.
   Node* node_of(const Priced& one) const {
@@ -108,6 +107,10 @@ class Prices {
   }
 
  private:
+  // Returns an upper bound of `Heuristic::aged`.
+  double aged_at_most(int64_t since) {
+    return heuristic_.exponent == 1 ? static_cast<double>(since) : powers_.at_least(since, heuristic_.exponent);
+  }
   double share_of(const Node* node, double cost) const {
     return heuristic_.share(std::min(cost, static_cast<double>(search_.cheaper(node, NEVER))), 1);
   }
