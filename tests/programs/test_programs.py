@@ -62,7 +62,7 @@ def test_random_programs() -> None:
 def check_that_it_bites(tally: Counter[str]) -> None:
     """Check that most runs have something to recompute."""
     assert tally["stress"] >= 0.9 * NUMBER
-    assert tally["stress rematerialized"] >= 0.75 * tally["stress"], f"too little was evicted: {tally}"
+    assert tally["stress rematerialized"] >= 0.8 * tally["stress"], f"too little was evicted: {tally}"
     assert tally["budget rematerialized"] >= 0.25 * tally["budget"], f"too little was evicted: {tally}"
     assert tally["budget"] >= 0.4 * tally["stress"], f"too few budgets suffice: {tally}"
     assert tally["over"] >= 0.05 * tally["stress"], f"too few budgets do not: {tally}"
